@@ -1,0 +1,1 @@
+"""Decisions: who may ask, how much, whose turn it is. Standard library only."""

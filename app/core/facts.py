@@ -1,0 +1,32 @@
+"""What the engine says about itself. Made by ``engine/launch.py``; read by all above it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """A loaded engine's sizes, as resolved by vLLM (not as asked for)."""
+
+    vllm_version: str
+    model: str
+    served_names: tuple[str, ...]
+    adapters: tuple[str, ...]
+    """LoRA names served beside the base model."""
+    tasks: tuple[str, ...]
+    max_model_len: int
+    """Tokens, prompt and output together."""
+    slots: int
+    """Sequences per step and rank (``max_num_seqs``)."""
+    batched_tokens: int
+    """Tokens per step and rank (``max_num_batched_tokens``)."""
+    block_size: int
+    """Tokens per KV block."""
+    kv_tokens: int
+    """Tokens that the KV cache of one rank holds."""
+    kv_dtype: str
+    ranks: int
+    """Data-parallel ranks."""
+    load_s: float
+    """Seconds from the start of the load to the first token."""

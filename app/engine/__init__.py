@@ -1,0 +1,1 @@
+"""The engine: the only imports of vllm. An upgrade of vLLM is this folder's work."""

@@ -1,0 +1,1 @@
+"""Observers: metrics and logs. The only imports of prometheus_client and structlog."""
