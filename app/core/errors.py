@@ -6,7 +6,8 @@ where the decision falls (auth, gate, admission); rendered once, in ``http/edge.
 ::
 
     Exception
-    └── Rejected            a decision, not a fault: says outcome, status, code, and in words why
+    ├── Rejected            a decision, not a fault: says outcome, status, code, and in words why
+    └── StartError          the process cannot start or go on; told to the operator, last
 """
 
 from __future__ import annotations
@@ -93,3 +94,7 @@ class Rejected(Exception):
         self.status = status or STATUS[outcome]
         self.retry_after_s = retry_after_s
         self.headers = headers or {}
+
+
+class StartError(Exception):
+    """The gateway cannot start or go on. The message is for the operator, and the last line printed."""

@@ -140,7 +140,9 @@ class Record:
     failure: BaseException | None = None
     """The engine's fault, when a stream could only tell it as an event."""
     status: int | None = None
-    """The HTTP status that was sent."""
+    """The HTTP status, once it has been sent."""
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    """Further response headers, ASGI form; the edge adds them to whatever answer goes out."""
     outcome: Outcome | None = None
     first_token_s: float | None = None
     decided_s: float | None = None
@@ -179,8 +181,9 @@ class Record:
 
     def release(self) -> None:
         """Give back everything held, last taken first. Idempotent."""
-        while self.held:
-            self.held.pop().release()
+        for taken in reversed(tuple(self.held)):
+            taken.release()
+        self.held.clear()
 
     def close(self, now_s: float, *, client_left: bool) -> None:
         """Settle the outcome from what is known. Called once, by the edge."""
