@@ -1,0 +1,92 @@
+"""Our own routes: is it alive, is it ready, what does it count.
+
+Owns what operators and their tools ask. Called through `Dispatch`; liveness and readiness are the
+only routes that answer without a key, and neither waits for the engine or for other requests.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from ..core.errors import Outcome, Rejected
+from ..core.health import Phase
+from ..core.record import current_record
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from starlette.requests import Request
+    from starlette.types import ASGIApp
+
+    from ..core.health import Health
+
+OPEN_ROUTES: frozenset[str] = frozenset({"/livez", "/readyz", "/health"})
+"""Answered without a key. ``/health`` is readiness under the name that vLLM's probes use."""
+
+OPERATOR_ROUTES: frozenset[str] = frozenset({"/metrics"})
+
+OPS_ROUTES: frozenset[str] = OPEN_ROUTES | OPERATOR_ROUTES
+
+
+RETRY_LOADING_S = 5
+RETRY_DRAINING_S = 10
+RETRY_DOWN_S = 30
+
+
+def ops_app(health: Health, *, scrape: Callable[[], tuple[bytes, str]]) -> ASGIApp:
+    """The application of our own routes.
+
+    Args:
+        health: Read at each probe.
+        scrape: The metrics page and its content type.
+    """
+
+    async def livez(request: Request) -> Response:
+        return _answer(health.is_live, health)
+
+    async def readyz(request: Request) -> Response:
+        return _answer(health.is_ready, health)
+
+    async def metrics(request: Request) -> Response:
+        page, content_type = scrape()
+        return Response(page, headers={"content-type": content_type})
+
+    return Starlette(
+        routes=[
+            Route("/livez", livez),
+            Route("/readyz", readyz),
+            Route("/health", readyz),
+            Route("/metrics", metrics),
+        ]
+    )
+
+
+def not_now(health: Health) -> Rejected:
+    """The refusal of a server that is not ready, by its phase."""
+    if health.phase is Phase.LOADING:
+        return Rejected(Outcome.LOADING, "The model is still loading.", retry_after_s=RETRY_LOADING_S)
+    if health.phase is Phase.DRAINING:
+        return Rejected(
+            Outcome.DRAINING,
+            "The server is shutting down and takes no new requests.",
+            retry_after_s=RETRY_DRAINING_S,
+            headers={"connection": "close"},
+        )
+    return Rejected(
+        Outcome.ENGINE_DOWN,
+        "The engine is down.",
+        retry_after_s=RETRY_DOWN_S,
+        headers={"connection": "close"},
+    )
+
+
+def _answer(ok: bool, health: Health) -> Response:
+    if ok:
+        return JSONResponse({"status": "ok", "phase": health.phase})
+    record = current_record.get()
+    assert record is not None, "the edge opens a Record for every request"
+    raise record.reject(not_now(health))
