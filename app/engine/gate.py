@@ -1,0 +1,250 @@
+"""`EngineGate`: the engine as vLLM's own routers see it, with a tenant behind every request.
+
+Owns the passage into the engine. vLLM's handlers call `check_admission`, `generate` and `encode`;
+everything else passes through to the engine untouched. Here a request states its `Demand`, waits
+for its `Slot`, loses what a client may not set for itself, and has its tokens counted.
+
+What always holds:
+
+* Without an open Record there is no generation.
+* The engine knows a request by an id of ours: ``abort`` ends every request that shares an id, and
+  clients choose theirs.
+* What is taken here (a slot, a running engine request) hangs on the Record before the next await,
+  and is given back by the generator or by the edge, whichever ends first.
+* A refusal is written on the Record before it is raised, and raised as one of vLLM's own error
+  types, so that its handlers answer instead of logging a traceback.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from vllm.renderers.inputs.preprocess import extract_prompt_len
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from ..core.errors import Outcome, Rejected
+from ..core.record import Demand, Record, Tenant, current_record
+from .refusals import RefusedEarly, RefusedLate, clients_mistake, engine_down, forbidden_model
+from .run import Runs
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Iterator
+
+    from ..core.observer import Releasable
+
+# Keys of sampling_params.extra_args (the body's kv_transfer_params and vllm_xargs) that are not a client's.
+_RESERVED_ARGS = ("fairgate", "kv_transfer_params", "ec_transfer_params", "session_id")
+
+
+class AdmissionSeam(Protocol):
+    """What the gate asks of ``admission/``."""
+
+    def check(self, record: Record, sequences: int) -> None:
+        """Refuse early, before the prompt is rendered."""
+
+    async def admit(self, record: Record, demand: Demand) -> Releasable:
+        """Wait for the tenant's turn."""
+
+
+class EngineGate:
+    """vLLM's `EngineClient`, tenant by tenant; by ``__getattr__``, so that it survives upgrades.
+
+    Args:
+        engine: A `CountedLLM`, or a fake with the same `generate`, `encode`, `abort` and `computed`.
+        admission: Hands out slots.
+        served_names: Names of the base model.
+        salt_secret: Keys the tenants' prefix-cache salts.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        engine: Any,
+        *,
+        admission: AdmissionSeam,
+        served_names: tuple[str, ...],
+        salt_secret: bytes,
+        clock: Callable[[], float],
+    ) -> None:
+        self._engine = engine
+        self._admission = admission
+        self._served_names = served_names
+        self._salt_secret = salt_secret
+        self._runs = Runs(engine, clock)
+
+    def __repr__(self) -> str:
+        return f"<EngineGate {len(self._runs)} running>"
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    @property
+    def errored(self) -> bool:
+        """Always false: a dead engine is refused by `check_admission`, in our words and form.
+
+        vLLM's handlers would raise `dead_error`, whose own handler ends the server.
+        """
+        return False
+
+    def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
+        """Called by vLLM's handlers before the prompt is rendered.
+
+        Raises:
+            RefusedEarly: Refused; the Record says why.
+        """
+        record = _open_record()
+        try:
+            if self._engine.errored:
+                raise engine_down()
+            self._admission.check(record, n)
+        except Rejected as rejection:
+            raise RefusedEarly(record.reject(rejection)) from None
+
+    async def generate(
+        self,
+        prompt: Any,
+        sampling_params: Any,
+        request_id: str,
+        *,
+        lora_request: Any = None,
+        priority: int = 0,
+        data_parallel_rank: int | None = None,
+        session_id: str | None = None,
+        kv_hints: Any = None,
+        **rest: Any,
+    ) -> AsyncGenerator[Any, None]:
+        """As vLLM's, for the tenant of the open Record.
+
+        The arguments named above and not passed on are not a client's to set.
+
+        Raises:
+            RefusedLate: Refused; the Record says why.
+            GenerationError: The engine failed.
+        """
+        record = _open_record()
+        with self._answering(record):
+            # 1. Who, and with what
+            tenant = self._authorize(record, lora_request)
+            prompt = self._salted(prompt, tenant)
+            _strip(sampling_params)
+            # 2. How much, and whose turn
+            demand = self._demand(prompt, sampling_params.max_tokens, sampling_params.n)
+            slot = await self._admission.admit(record, demand)
+            run = self._runs.start(record, slot, demand)
+            # 3. The engine's tokens, counted as they pass
+            is_delta = sampling_params.output_kind is RequestOutputKind.DELTA
+            counts = run.counts
+            stream = self._engine.generate(prompt, sampling_params, run.id, lora_request=lora_request, **rest)
+            output = None
+            try:
+                async for output in stream:
+                    for sequence in output.outputs:
+                        if is_delta:
+                            counts[sequence.index] += len(sequence.token_ids)
+                        else:
+                            counts[sequence.index] = len(sequence.token_ids)
+                    if not run.has_output:
+                        run.first_output(output)
+                    yield output
+                run.finish()
+                if output is not None and any(s.finish_reason == "error" for s in output.outputs):
+                    record.fail(RuntimeError("the engine gave the request up"))
+            finally:
+                run.release()
+                await stream.aclose()
+
+    async def encode(
+        self,
+        prompt: Any,
+        pooling_params: Any,
+        request_id: str,
+        lora_request: Any = None,
+        trace_headers: Any = None,
+        priority: int = 0,
+        **rest: Any,
+    ) -> AsyncGenerator[Any, None]:
+        """As vLLM's, for the tenant of the open Record.
+
+        Raises:
+            RefusedLate: Refused; the Record says why.
+            GenerationError: The engine failed.
+        """
+        record = _open_record()
+        with self._answering(record):
+            tenant = self._authorize(record, lora_request)
+            prompt = self._salted(prompt, tenant)
+            demand = self._demand(prompt, 0, 1)
+            slot = await self._admission.admit(record, demand)
+            run = self._runs.start(record, slot, demand)
+            stream = self._engine.encode(
+                prompt, pooling_params, run.id, lora_request=lora_request, trace_headers=trace_headers, **rest
+            )
+            try:
+                async for output in stream:
+                    if not run.has_output:
+                        run.first_output(output)
+                    yield output
+                run.finish()
+            finally:
+                run.release()
+                await stream.aclose()
+
+    def _authorize(self, record: Record, lora_request: Any) -> Tenant:
+        names = self._served_names if lora_request is None else (lora_request.lora_name,)
+        record.model = names[0]
+        tenant = record.tenant
+        if tenant is None:
+            raise Rejected(Outcome.FORBIDDEN, "This key belongs to no tenant; models answer to tenants.")
+        if not any(tenant.may_use(name) for name in names):
+            raise forbidden_model(names[0])
+        return tenant
+
+    def _salted(self, prompt: Any, tenant: Tenant) -> Any:
+        """The prompt under the tenant's own prefix-cache salt. A client's salt divides its tenant's space."""
+        client_salt = prompt.get("cache_salt") or ""
+        if tenant.shared_prefix_cache and not client_salt:
+            prompt.pop("cache_salt", None)
+            return prompt
+        space = "shared" if tenant.shared_prefix_cache else f"tenant {tenant.id}"
+        message = f"{space}\0{client_salt}".encode("utf-8", "surrogatepass")
+        prompt["cache_salt"] = hmac.new(self._salt_secret, message, hashlib.sha256).hexdigest()
+        return prompt
+
+    def _demand(self, prompt: Any, max_new_tokens: int | None, sequences: int) -> Demand:
+        config = self._engine.model_config
+        prompt_tokens = int(extract_prompt_len(config, prompt))
+        if max_new_tokens is None:
+            max_new_tokens = max(1, config.max_model_len - prompt_tokens)
+        return Demand(prompt_tokens, max_new_tokens, sequences)
+
+    @contextmanager
+    def _answering(self, record: Record) -> Iterator[None]:
+        """The border: what goes wrong inside becomes a fact on the Record and one of vLLM's errors."""
+        try:
+            yield
+        except Rejected as rejection:
+            raise RefusedLate(record.reject(rejection)) from None
+        except Exception as error:
+            mapped = engine_down() if isinstance(error, EngineDeadError) else clients_mistake(error)
+            if mapped is None or record.status is not None or record.first_token_s is not None:
+                # Too late for a refusal, or none of the client's doing.
+                record.fail(error)
+                raise
+            raise RefusedLate(record.reject(mapped)) from error
+
+
+def _open_record() -> Record:
+    record = current_record.get()
+    if record is None or record.outcome is not None:
+        raise RefusedEarly(Rejected(Outcome.INVALID, "Nothing is generated in the background of a request."))
+    return record
+
+
+def _strip(params: Any) -> None:
+    """Take away what a client may not set for itself."""
+    if params.extra_args:
+        params.extra_args = {k: v for k, v in params.extra_args.items() if k not in _RESERVED_ARGS} or None
