@@ -33,7 +33,7 @@ from prometheus_client import REGISTRY
 from .admission.admission import Admission
 from .core.errors import StartError
 from .core.health import Health
-from .http.app import DOCS_ROUTES, Dispatch, new_served_app, restrict
+from .http.app import DOCS_ROUTES, Dispatch, explain_validation, new_served_app, restrict
 from .http.auth import Auth
 from .http.edge import Edge
 from .http.listen import Server, listener, scraped, uvicorn_config, with_cors
@@ -171,7 +171,9 @@ class Gateway:
             salt_secret=secret.get_secret_value().encode() if secret else secrets.token_bytes(32),
             clock=time.monotonic,
         )
+        adopt("vllm")
         restrict(app)
+        explain_validation(app)
         self.dispatch.served = app
         self.health.ready()
         self.metrics.engine_is_up(True)

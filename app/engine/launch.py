@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from .gate import AdmissionSeam
 
 _PLUGIN = "fairgate"
-_SHUTDOWN_S = 5.0
+_SHUTDOWN_S = 10.0
+"""Seconds for the engine's processes to end; on two cores they take about 4."""
 
 
 class LoadError(Exception):

@@ -56,6 +56,7 @@ def clients_mistake(error: Exception) -> Rejected | None:
         return Rejected(Outcome.OVERLOADED, error.message, retry_after_s=1)
     if not isinstance(error, (VLLMClientError, ValueError, TypeError, OverflowError)):
         return None
-    message = sanitize_message(str(error))
+    # Not str(error): that adds the field and the value, which stand elsewhere in the answer
+    message = sanitize_message(str(error.args[0] if error.args else error))
     code = "context_length_exceeded" if "maximum model length" in message else "invalid_request"
     return Rejected(Outcome.INVALID, message, code=code, param=getattr(error, "parameter", None))

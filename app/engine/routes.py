@@ -8,6 +8,7 @@ engine has loaded. Which of the mounted routes are open is ``http/app.py``'s aff
 from __future__ import annotations
 
 import functools
+import logging
 from typing import TYPE_CHECKING, Any
 
 from vllm.entrypoints.generate.base.serving import GenerateBaseServing
@@ -15,14 +16,17 @@ from vllm.entrypoints.launchers.api_server import app_state
 from vllm.entrypoints.launchers.api_server.routers import register_api_routers
 from vllm.entrypoints.openai.models.serving import OpenAIServingModels
 from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
+from vllm.exceptions import VLLMClientError
 
 from ..core.record import current_record
-from .refusals import RefusedEarly, forbidden_model
+from .refusals import RefusedEarly, RefusedLate, forbidden_model
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
     from .gate import EngineGate
+
+_MESSAGES_LOGGER = "vllm.entrypoints.anthropic.api_router"
 
 
 async def mount(app: Any, gate: EngineGate, args: Namespace, tasks: tuple[str, ...]) -> None:
@@ -34,7 +38,14 @@ async def mount(app: Any, gate: EngineGate, args: Namespace, tasks: tuple[str, .
     init_exception_handler(app)
     app_state.OpenAIServingModels = TenantModels
     _note_stream_errors()
+    logging.getLogger(_MESSAGES_LOGGER).addFilter(_is_our_fault)
     await app_state.init_app_state(gate, app.state, args, tasks)
+
+
+def _is_our_fault(line: logging.LogRecord) -> bool:
+    """Drop the tracebacks that the messages route logs for every client's mistake and every refusal."""
+    error = line.exc_info[1] if line.exc_info else None
+    return not isinstance(error, (VLLMClientError, RefusedEarly, RefusedLate, ValueError))
 
 
 class _NoServer:

@@ -11,14 +11,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 from starlette._utils import get_route_path
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 
 from ..core.record import current_record
+from . import errors
 from .ops import OPS_ROUTES, not_now
 
 if TYPE_CHECKING:
     from starlette.datastructures import Headers
+    from starlette.requests import Request
     from starlette.routing import BaseRoute
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -75,6 +79,19 @@ def restrict(app: FastAPI) -> list[str]:
     closed = [route for route in app.router.routes if _path(route) not in allowed or _is_websocket(route)]
     app.router.routes[:] = [route for route in app.router.routes if route not in closed]
     return sorted({_path(route) for route in closed})
+
+
+def explain_validation(app: FastAPI) -> None:
+    """Answer a body that does not validate in our words, instead of vLLM's dump of pydantic's errors."""
+
+    async def handler(request: Request, invalid: Exception) -> Response:
+        assert isinstance(invalid, RequestValidationError)
+        record = current_record.get()
+        assert record is not None, "the edge opens a Record for every request"
+        record.reject(errors.from_validation(invalid.errors()))
+        return Response(status_code=400)  # the edge writes the refusal in its place
+
+    app.add_exception_handler(RequestValidationError, handler)
 
 
 class Dispatch:

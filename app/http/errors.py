@@ -7,11 +7,14 @@ of the server's inside leaves in a message: no traceback, no path, no repr.
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import Outcome, Rejected
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from starlette.types import Message
 
 # https://platform.openai.com/docs/guides/error-codes and the SDKs' own classes by status
@@ -46,6 +49,14 @@ _FALLBACKS = {
 }
 
 _TOO_LONG = ("maximum context length", "maximum model length", "longer than the maximum")
+_DETAILS = re.compile(r" \((?:parameter|value)=.*\)\Z", re.DOTALL)
+_NAME = re.compile(r"[a-z_][a-z0-9_]*\Z")
+# Names of a union's branches in pydantic's error places, which are no fields
+_BRANCHES = frozenset(
+    {"str", "int", "float", "bool", "list", "tuple", "dict", "none", "bytes", "constrained"}
+)
+_TOLD = 5
+"""Fields named in one answer: thousands of bad list items must not make an answer of megabytes."""
 _INTERNAL = "The server failed on this request. The request id identifies it in the server's log."
 
 
@@ -102,6 +113,49 @@ def from_answer(start: Message, body: bytes) -> Rejected:
     )
 
 
+def from_validation(found: Sequence[Mapping[str, Any]]) -> Rejected:
+    """A body that does not validate: each field at fault, and what is wrong with it.
+
+    Args:
+        found: pydantic's errors. One of a union's branches says enough, so a field is named once.
+    """
+    by_field: dict[str, str] = {}
+    param = None
+    for error in found:
+        if error["type"] == "json_invalid":
+            reason = error.get("ctx", {}).get("error", "")
+            return Rejected(
+                Outcome.INVALID, f"The body is not valid JSON: {reason}.", code="invalid_json", param=None
+            )
+        cause = error.get("ctx", {}).get("error")
+        where = _field(error["loc"])
+        param = param or getattr(cause, "parameter", None) or where
+        by_field.setdefault(where, _without_details(str(error["msg"])))
+    told = [f"{where}: {what}" if where else what for where, what in by_field.items()]
+    more = [f"and {len(told) - _TOLD} more"] if len(told) > _TOLD else []
+    return Rejected(
+        Outcome.INVALID, "; ".join(told[:_TOLD] + more), code="invalid_request", param=param or None
+    )
+
+
+def _field(loc: Sequence[str | int]) -> str:
+    """``messages[0].content`` for pydantic's ``("body", "messages", 0, "list[…]", "content")``."""
+    path = ""
+    for part in loc[1:] if loc[:1] == ("body",) else loc:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part in _BRANCHES or not _NAME.match(part):
+            break
+        else:
+            path += f".{part}" if path else part
+    return path
+
+
+def _without_details(message: str) -> str:
+    """vLLM's own errors end with the field and the value, which stand elsewhere in the answer."""
+    return _DETAILS.sub("", message.removeprefix("Value error, "))
+
+
 def failed() -> Rejected:
     """Our fault, told without its inside."""
     return Rejected(Outcome.FAILED, _INTERNAL, code="internal_error")
@@ -121,7 +175,7 @@ def _read(body: bytes, status: int) -> tuple[str, str | None]:
     message = error.get("message") or error.get("detail")
     param = error.get("param")
     return (
-        message if isinstance(message, str) and message else fallback,
+        _without_details(message) if isinstance(message, str) and message else fallback,
         param.removeprefix("body.") if isinstance(param, str) else None,
     )
 
