@@ -30,3 +30,24 @@ class EngineFacts:
     """Data-parallel ranks."""
     load_s: float
     """Seconds from the start of the load to the first token."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSignals:
+    """One engine step of one data-parallel rank, as its scheduler saw it. Made once a step."""
+
+    rank: int
+    at_s: float
+    """Monotonic clock of the gateway, seconds, when the step's results arrived."""
+    running: int
+    """Sequences in the batch."""
+    waiting: int
+    """Requests in the engine's own waiting list."""
+    kv_usage: float
+    """Share of the KV blocks in use, 0 to 1."""
+    prefill_tokens: int
+    """Prompt tokens computed in the step."""
+    decode_tokens: int
+    """Output tokens made in the step."""
+    preempted: int
+    """Requests that the engine itself put back for want of KV blocks."""

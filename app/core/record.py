@@ -41,7 +41,7 @@ class PriorityClass(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """A tenant's bounds. ``None`` is "no bound". Rates are per minute, with a burst of a minute."""
+    """Bounds of a tenant, or of one of its keys. ``None`` is "no bound"."""
 
     requests_per_minute: int | None = None
     input_tokens_per_minute: int | None = None
@@ -55,6 +55,8 @@ class Limits:
     max_prompt_tokens: int | None = None
     max_output_tokens: int | None = None
     max_n: int | None = None
+    burst_s: int = 60
+    """Seconds' worth of each rate that may come at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,8 @@ class Tenant:
     """Share prefix-cache entries with the other tenants that say so."""
     no_preempt: bool = False
     """Never swap its requests out of the batch (bitwise repeatable texts)."""
+    ttft_deadline_s: float | None = None
+    """Seconds to the first token after which its requests are of no use; ``None`` waits."""
 
     def may_use(self, model: str) -> bool:
         """Whether this tenant may use the model or adapter of that name."""
@@ -85,6 +89,8 @@ class Key:
     label: str = ""
     role: Role = Role.TENANT
     expires_at: datetime | None = None
+    limits: Limits | None = None
+    """Bounds of this key alone, beside its tenant's."""
 
 
 @dataclass(frozen=True, slots=True)
