@@ -31,6 +31,7 @@ from .child import CHILD_VARIABLE, read_first_error
 from .gate import EngineGate
 from .llm import CountedLLM
 from .routes import mount
+from .signals import StepSignals
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -53,6 +54,7 @@ class LoadedEngine:
     """An engine that has made its first token."""
 
     facts: EngineFacts
+    signals: StepSignals
     _llm: Any
     _args: Namespace
 
@@ -100,7 +102,8 @@ async def load(settings: EngineSettings) -> LoadedEngine:
         try:
             args = parse(settings.to_flags())
             # In a thread: this takes from seconds to minutes, and the port answers meanwhile.
-            llm = await asyncio.to_thread(_start, args)
+            signals = StepSignals(time.monotonic)
+            llm = await asyncio.to_thread(_start, args, signals)
         except (Exception, SystemExit) as error:
             raise LoadError(read_first_error(failure_file) or f"{error}") from error
         try:
@@ -109,7 +112,8 @@ async def load(settings: EngineSettings) -> LoadedEngine:
         except Exception as error:
             llm.shutdown(timeout=0)
             raise LoadError(read_first_error(failure_file) or f"{error}") from error
-    return LoadedEngine(_facts(llm, args, tasks, time.monotonic() - started_s), llm, args)
+    facts = _facts(llm, args, tasks, time.monotonic() - started_s)
+    return LoadedEngine(facts, signals, llm, args)
 
 
 def prepare_environment(failure_file: Path) -> None:
@@ -151,13 +155,14 @@ class _Parser(FlexibleArgumentParser):  # type: ignore[misc]
         raise LoadError(message)
 
 
-def _start(args: Namespace) -> CountedLLM:
+def _start(args: Namespace, signals: StepSignals) -> CountedLLM:
     engine_args = AsyncEngineArgs.from_cli_args(args)
     config = engine_args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
     llm: CountedLLM = CountedLLM.from_vllm_config(
         config,
         usage_context=UsageContext.OPENAI_API_SERVER,
         disable_log_stats=engine_args.disable_log_stats,
+        stat_loggers=[signals.logger_of],
     )
     return llm
 
