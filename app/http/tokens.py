@@ -23,6 +23,7 @@ import math
 import time
 import urllib.request
 from http.client import HTTPException
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ from ..core.errors import Outcome, Rejected
 from ..core.record import Key, Principal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from ..tenants import TenantBook
 
@@ -42,6 +43,7 @@ ALGORITHMS = {
     "OKP": ("EdDSA",),
 }
 """Signatures that a key of each type can make. The type is the provider's word; a token's is not taken."""
+ASYMMETRIC = frozenset(chain.from_iterable(ALGORITHMS.values()))
 REFRESH_S = 300.0
 """Seconds until the keys are asked for again: how long a withdrawn one may still be trusted."""
 STALE_S = 3600.0
@@ -83,9 +85,7 @@ class KeySet:
         """
         if self._age_s() > REFRESH_S or self._pick(key_id) is None:
             async with self._one_at_a_time:
-                # Looked at again: whoever held the lock may have fetched it.
-                if self._age_s() > REFRESH_S or self._pick(key_id) is None:
-                    await self._refresh()
+                await self._refresh()  # nothing, if whoever held the lock before has just done it
         if self._age_s() > STALE_S:
             gap_s = self._tried_s + MIN_GAP_S - self._monotonic()
             raise KeySetUnavailable(max(1, math.ceil(gap_s)))
@@ -113,11 +113,21 @@ class KeySet:
 class TokenVerifier:
     """Turns a provider's token into a principal."""
 
-    def __init__(self, *, issuer: str, audience: str, tenant_claim: str, keys: KeySet) -> None:
+    def __init__(
+        self,
+        *,
+        issuer: str,
+        audience: str,
+        tenant_claim: str,
+        keys: KeySet,
+        algorithms: Collection[str] = ASYMMETRIC,
+    ) -> None:
+        """Accept tokens of one issuer for one audience; of `algorithms`, those in `ASYMMETRIC`."""
         self._issuer = issuer
         self._audience = audience
         self._tenant_claim = tenant_claim
         self._keys = keys
+        self._algorithms = ASYMMETRIC.intersection(algorithms)
 
     async def verify(self, token: str, book: TenantBook) -> Principal | None:
         """Whose token this is; ``None`` if it is not a good one.
@@ -142,7 +152,7 @@ class TokenVerifier:
     async def _claims(self, token: str) -> Mapping[str, Any] | None:
         try:
             header = jwt.get_unverified_header(token)
-            if not any(header.get("alg") in fitting for fitting in ALGORITHMS.values()):
+            if header.get("alg") not in self._algorithms:
                 return None  # before a key is looked for: nothing is fetched for it
             key = await self._keys.find(header.get("kid"))
             if key is None:
@@ -150,7 +160,7 @@ class TokenVerifier:
             claims: Mapping[str, Any] = jwt.decode(
                 token,
                 key.key,
-                algorithms=ALGORITHMS[key.key_type or ""],
+                algorithms=[name for name in ALGORITHMS[key.key_type or ""] if name in self._algorithms],
                 issuer=self._issuer,
                 audience=self._audience,
                 leeway=LEEWAY_S,

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from ..core.record import Key, Limits, Principal, Role, Tenant
 from .document import Document, TenantsError, shown
-from .schema import KeyEntry, TenantEntry, TenantsFile
+from .schema import KeyEntry, LimitsEntry, TenantEntry, TenantsFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
     from .document import FieldPath
 
-ANONYMOUS = Principal(Key("anonymous", role=Role.OPERATOR), Tenant("anonymous"))
+_EVERYONE = Tenant("anonymous")
+ANONYMOUS = Principal(Key("anonymous", role=Role.OPERATOR), _EVERYONE)
 """Everyone, when authentication is switched off."""
 
 
@@ -70,8 +71,7 @@ class TenantBook:
     @classmethod
     def open_to_all(cls) -> Self:
         """The book of a gateway without authentication: everyone is `ANONYMOUS`."""
-        assert ANONYMOUS.tenant is not None
-        return cls(MappingProxyType({ANONYMOUS.tenant.id: ANONYMOUS.tenant}))
+        return cls(MappingProxyType({_EVERYONE.id: _EVERYONE}))
 
     @classmethod
     def of(cls, file: TenantsFile) -> Self:
@@ -182,12 +182,23 @@ def _tenant(entry: TenantEntry) -> Tenant:
         id=entry.id,
         weight=entry.weight,
         priority_class=entry.priority_class,
-        limits=Limits(**entry.limits.model_dump()),
+        limits=_limits(entry.limits),
         models=None if entry.models is None else frozenset(entry.models),
         shared_prefix_cache="shared_prefix_cache" in entry.flags,
         no_preempt="no_preempt" in entry.flags,
+        ttft_deadline_s=entry.ttft_deadline_s,
     )
 
 
 def _key(entry: KeyEntry) -> Key:
-    return Key(id=entry.id, label=entry.label, role=entry.role, expires_at=entry.expires)
+    return Key(
+        id=entry.id,
+        label=entry.label,
+        role=entry.role,
+        expires_at=entry.expires,
+        limits=None if entry.limits is None else _limits(entry.limits),
+    )
+
+
+def _limits(entry: LimitsEntry) -> Limits:
+    return Limits(**entry.model_dump())  # the names are the same; a test compares them

@@ -88,11 +88,30 @@ Instant = Annotated[
 # Strict, so that neither `true` nor "100" passes for a number.
 Count = Annotated[int, Field(strict=True, ge=1, le=MAX_COUNT)]
 Weight = Annotated[float, Field(strict=True, gt=0, le=1000, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(strict=True, gt=0, le=86400, allow_inf_nan=False)]
 Flag = Literal["shared_prefix_cache", "no_preempt"]
 
 
 class _Entry(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class LimitsEntry(_Entry):
+    """Bounds of a tenant, or of one key beside its tenant's. What is left out is unbounded."""
+
+    requests_per_minute: Count | None = None
+    input_tokens_per_minute: Count | None = None
+    output_tokens_per_minute: Count | None = None
+    tokens_per_minute: Count | None = Field(default=None, description="Input and output together.")
+    tokens_per_day: Count | None = Field(default=None, description="Input and output together.")
+    max_concurrency: Count | None = Field(default=None, description="Sequences at once in the engine.")
+    max_queued: Count | None = Field(default=None, description="Requests waiting for their turn.")
+    max_prompt_tokens: Count | None = Field(default=None, description="Of one request.")
+    max_output_tokens: Count | None = Field(default=None, description="Of one sequence.")
+    max_n: Count | None = Field(default=None, description="Answers to one prompt (`n`).")
+    burst_s: Annotated[int, Field(strict=True, ge=1, le=3600)] = Field(
+        default=60, description="Seconds' worth of each rate that may come at once."
+    )
 
 
 class KeyEntry(_Entry):
@@ -108,27 +127,13 @@ class KeyEntry(_Entry):
     expires: Instant | None = Field(
         default=None, description="ISO 8601 date-time with a zone; from then on the key opens nothing."
     )
+    limits: LimitsEntry | None = Field(default=None, description="Of this key alone, beside its tenant's.")
 
 
 class OperatorKeyEntry(KeyEntry):
     """A key without a tenant: metrics, docs and everyone's usage, but no generation."""
 
     role: Literal[Role.OPERATOR] = Field(default=Role.OPERATOR, description="Always operator.")
-
-
-class LimitsEntry(_Entry):
-    """A tenant's bounds. What is left out is unbounded. Rates allow a burst of one minute."""
-
-    requests_per_minute: Count | None = None
-    input_tokens_per_minute: Count | None = None
-    output_tokens_per_minute: Count | None = None
-    tokens_per_minute: Count | None = Field(default=None, description="Input and output together.")
-    tokens_per_day: Count | None = Field(default=None, description="Input and output together.")
-    max_concurrency: Count | None = Field(default=None, description="Sequences at once in the engine.")
-    max_queued: Count | None = Field(default=None, description="Requests waiting for their turn.")
-    max_prompt_tokens: Count | None = Field(default=None, description="Of one request.")
-    max_output_tokens: Count | None = Field(default=None, description="Of one sequence.")
-    max_n: Count | None = Field(default=None, description="Answers to one prompt (`n`).")
 
 
 class TenantEntry(_Entry):
@@ -149,6 +154,10 @@ class TenantEntry(_Entry):
         default=[],
         description="shared_prefix_cache: share prefix-cache entries with the other tenants that say so. "
         "no_preempt: never swap its requests out of the batch.",
+    )
+    ttft_deadline_s: Seconds | None = Field(
+        default=None,
+        description="Seconds to the first token after which its requests are of no use. Left out: waits.",
     )
     keys: Annotated[list[KeyEntry], BeforeValidator(_null_is_empty)] = []
 

@@ -134,6 +134,7 @@ async def test_good_token_is_its_tenants(jwks_file: str, token: str) -> None:
         signed(kid="unknown"),
         signed(kid=None),
         signed(kid="e1"),
+        signed(kid="s1"),
         signed(EC_KEY, kid="r1", algorithm="ES256"),
         signed("secret-secret-secret-secret-secr", kid="s1", algorithm="HS256"),
         signed("an RSA key's public text would do", algorithm="HS256"),
@@ -154,6 +155,21 @@ async def test_token_of_no_tenant_is_forbidden(jwks_file: str, claims: dict[str,
     with pytest.raises(Rejected, match="claim 'tenant'") as raised:
         await verifier(jwks_file).verify(signed(**claims), BOOK)
     assert raised.value.outcome is Outcome.FORBIDDEN
+
+
+async def test_only_the_algorithms_of_the_settings_are_accepted(jwks_file: str) -> None:
+    """They narrow; one with a shared secret cannot come in by them."""
+    narrow = TokenVerifier(
+        issuer=ISSUER,
+        audience=AUDIENCE,
+        tenant_claim="tenant",
+        keys=KeySet(jwks_file),
+        algorithms=["ES256", "HS256", "none"],
+    )
+    assert await narrow.verify(signed(EC_KEY, kid="e1", algorithm="ES256"), BOOK) is not None
+    assert await narrow.verify(signed(), BOOK) is None
+    secret = signed("secret-secret-secret-secret-secr", kid="s1", algorithm="HS256")
+    assert await narrow.verify(secret, BOOK) is None
 
 
 async def test_single_key_needs_no_id() -> None:

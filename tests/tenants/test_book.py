@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from app.core.record import Limits, PriorityClass, Role
-from app.tenants import KeyExpired, TenantBook, TenantsError, load_book
+from app.tenants import ANONYMOUS, KeyExpired, TenantBook, TenantsError, load_book
 from app.tenants.schema import EMPTY_DIGEST, LimitsEntry
 
 if TYPE_CHECKING:
@@ -45,10 +45,17 @@ tenants:
   - id: acme
     weight: 2.5
     class: batch
-    limits: {{requests_per_minute: 60, max_concurrency: 4}}
+    limits: {{requests_per_minute: 60, max_concurrency: 4, burst_s: 5}}
+    ttft_deadline_s: 1.5
     models: [base, adapter]
     flags: [shared_prefix_cache, no_preempt]
-    keys: [{{id: k1, sha256: {A}, label: Bob, role: operator, expires: 2027-01-31T00:00:00+01:00}}]
+    keys:
+      - id: k1
+        sha256: {A}
+        label: Bob
+        role: operator
+        expires: 2027-01-31T00:00:00+01:00
+        limits: {{max_n: 1}}
 operators:
   - {{id: ops, sha256: {B}}}
 """,
@@ -56,12 +63,14 @@ operators:
     acme = book.by_id("acme")
     assert acme is not None
     assert (acme.weight, acme.priority_class) == (2.5, PriorityClass.BATCH)
-    assert acme.limits == Limits(requests_per_minute=60, max_concurrency=4)
+    assert acme.limits == Limits(requests_per_minute=60, max_concurrency=4, burst_s=5)
+    assert acme.ttft_deadline_s == 1.5
     assert acme.models == frozenset({"base", "adapter"})
     assert acme.shared_prefix_cache
     assert acme.no_preempt
     key = book.principals[A].key
     assert (key.id, key.label, key.role) == ("k1", "Bob", Role.OPERATOR)
+    assert key.limits == Limits(max_n=1)
     assert key.expires_at == datetime(2027, 1, 30, 23, tzinfo=UTC)
     assert book.principals[B].tenant is None
     assert book.principals[B].is_operator
@@ -86,6 +95,11 @@ def test_key_is_found_by_its_digest_until_it_expires(tmp_path: Path) -> None:
         book.resolve("sk-é", end)
     assert book.resolve("sk-e", NOW) is None
     assert book.resolve("", NOW) is None
+
+
+def test_book_without_authentication_knows_its_one_tenant() -> None:
+    """Metrics and limits are looked up by it."""
+    assert TenantBook.open_to_all().by_id("anonymous") is ANONYMOUS.tenant
 
 
 def test_empty_book_lets_nobody_in() -> None:

@@ -7,7 +7,7 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.tenants import TenantsError, digest_of, load_book
@@ -96,9 +96,20 @@ def test_every_usual_layout_takes_keys_and_gives_them_back(text: str) -> None:
         draft.remove_key(key)
     assert draft.key_ids() == before
     assert _comments(draft.text) == comments
-    assert ("\r\n" in draft.text) == ("\r\n" in text)
+    newlines = draft.text.count("\n")
+    assert draft.text.count("\r\n") == (newlines if "\r\n" in text else 0)
 
 
+def test_new_list_lands_below_its_tenant_and_above_the_next_heading() -> None:
+    """Also where the tenant ends in a name without a value, which YAML places at the next thing."""
+    text = "tenants:\n- id: a\n  models: # all\n\n# ---- b ----\n- id: b\n"
+    draft = Draft(text, "f")
+    draft.add_keys("a", [{"id": "new", "sha256": "d" * 64}])
+    added = f"  keys:\n  - id: new\n    sha256: {'d' * 64}\n"
+    assert draft.text == text.replace("# all\n", f"# all\n{added}")
+
+
+@settings(deadline=None)  # a busy machine is not a fault
 @given(st.data())
 def test_adding_and_revoking_in_any_order_keeps_every_other_line(data: st.DataObject) -> None:
     """A file with remarks on every line has all of them after any sequence of commands."""
