@@ -160,7 +160,7 @@ class TokenVerifier:
             claims: Mapping[str, Any] = jwt.decode(
                 token,
                 key.key,
-                algorithms=[name for name in ALGORITHMS[key.key_type or ""] if name in self._algorithms],
+                algorithms=ALGORITHMS[key.key_type or ""],
                 issuer=self._issuer,
                 audience=self._audience,
                 leeway=LEEWAY_S,
