@@ -8,11 +8,12 @@ May not import vllm: a wrong value is answered within 2 seconds.
 
 from .engine import EngineSettings, LoraModule
 from .findings import Finding, SettingsError
-from .groups import AuthSettings, LogSettings, MetricsSettings, ServerSettings
+from .groups import AdmissionSettings, AuthSettings, LogSettings, MetricsSettings, ServerSettings
 from .load import Loaded, load_settings
 from .schema import Settings, markdown_table
 
 __all__ = [
+    "AdmissionSettings",
     "AuthSettings",
     "EngineSettings",
     "Finding",

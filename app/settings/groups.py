@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -21,8 +22,23 @@ from pydantic import (
 )
 
 from .findings import Judged
-from .values import Bytes, File, Form, Names, Port, Seconds, Text
+from .values import Bytes, Count, File, Form, Names, Port, Seconds, Text
 
+_STORES = ("redis://", "rediss://", "valkey://", "valkeys://", "unix://")
+
+
+def _is_store(address: SecretStr) -> SecretStr:
+    text = address.get_secret_value()
+    if not text.startswith(_STORES):
+        raise Judged(f"must begin with one of {', '.join(_STORES)}")
+    return address
+
+
+StoreAddress = Annotated[
+    SecretStr,
+    AfterValidator(_is_store),
+    Form("an address such as redis://host:6379/0", "redis://127.0.0.1:6379/0"),
+]
 HttpAddress = Annotated[
     HttpUrl, Form("an http or https address", "https://login.example.com/.well-known/jwks.json")
 ]
@@ -62,6 +78,9 @@ class ServerSettings(BaseModel):
         5, description="Seconds that an idle connection is kept open."
     )
     max_body_bytes: Bytes = Field(16 * 2**20, description="Largest request body, bytes (16 MiB).")
+    client_stall_s: Seconds = Field(
+        30, description="Seconds for which a client may leave its answer unread before it is cut off."
+    )
 
     @model_validator(mode="after")
     def _has_both_tls_files(self) -> Self:
@@ -130,6 +149,34 @@ class MetricsSettings(BaseModel):
         None, description="Port for metrics without a key; unset leaves /metrics, with an operator's key."
     )
     host: Text = Field("127.0.0.1", description="Address that this port listens on.")
+
+
+class AdmissionSettings(BaseModel):
+    """How requests are let in: where limits are counted, and how long anyone waits."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    store: StoreAddress | None = Field(
+        None, description="Address of a Redis or Valkey that replicas share; unset counts in this process."
+    )
+    store_lost: Literal["fail_open", "fail_closed"] = Field(
+        "fail_open",
+        description="Without the store: fail_open counts in this process, fail_closed answers 503.",
+    )
+    store_timeout_s: Seconds = Field(0.25, description="Seconds that an answer of the store may take.")
+    replicas: Count = Field(
+        1, description="Gateways that share out the limits among them, where each counts in memory."
+    )
+    max_queued: Count = Field(
+        1000, description="Requests of a tenant that may wait, where it has no bound of its own."
+    )
+    queue_timeout_s: Seconds | None = Field(
+        None, description="Seconds that a request may wait for its turn; unset is no bound."
+    )
+    keep_alive_s: Count | None = Field(
+        None,
+        description="Seconds between comments to a waiting stream, whose status they fix to 200.",
+    )
 
 
 def _lower(value: object) -> object:

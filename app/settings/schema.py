@@ -19,7 +19,7 @@ from pydantic_settings import (
 )
 
 from .engine import EngineSettings
-from .groups import AuthSettings, LogSettings, MetricsSettings, ServerSettings
+from .groups import AdmissionSettings, AuthSettings, LogSettings, MetricsSettings, ServerSettings
 from .values import as_text
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ class Settings(BaseSettings):
     engine: EngineSettings
     server: ServerSettings = ServerSettings()
     auth: AuthSettings = AuthSettings()
+    admission: AdmissionSettings = AdmissionSettings()
     metrics: MetricsSettings = MetricsSettings()
     log: LogSettings = LogSettings()
 

@@ -105,7 +105,9 @@ class LimitsEntry(_Entry):
     tokens_per_minute: Count | None = Field(default=None, description="Input and output together.")
     tokens_per_day: Count | None = Field(default=None, description="Input and output together.")
     max_concurrency: Count | None = Field(default=None, description="Sequences at once in the engine.")
-    max_queued: Count | None = Field(default=None, description="Requests waiting for their turn.")
+    max_queued: Annotated[int, Field(strict=True, ge=0, le=MAX_COUNT)] | None = Field(
+        default=None, description="Requests waiting for their turn; 0 refuses instead."
+    )
     max_prompt_tokens: Count | None = Field(default=None, description="Of one request.")
     max_output_tokens: Count | None = Field(default=None, description="Of one sequence.")
     max_n: Count | None = Field(default=None, description="Answers to one prompt (`n`).")
