@@ -212,20 +212,21 @@ class FirstToken:
     _RATE_S = 5.0  # time constant of the measured rate
     _WINDOW = 256
 
-    def __init__(self) -> None:
-        # All mutable state
+    def __init__(self, *, ranks: int = 1) -> None:
+        self._ranks = ranks
+        # All mutable state: cost per second of one busy rank, the factor, which predictions held
         self._rate = 0.0
         self._factor = 1.0
         self._held: deque[bool] = deque(maxlen=self._WINDOW)
         self._last_s: dict[int, float] = {}
 
     def __repr__(self) -> str:
-        return f"<FirstToken {self._rate:.0f} units/s, factor {self._factor:.2f}, {self.coverage:.0%} held>"
+        return f"<FirstToken {self.units_per_s:.0f} units/s, {self.coverage:.0%} of predictions held>"
 
     @property
     def units_per_s(self) -> float:
-        """Measured cost computed per second while the engine is busy; 0 before anything is known."""
-        return self._rate
+        """Cost that all ranks compute per second while they are busy; 0 before anything is known."""
+        return self._rate * self._ranks
 
     @property
     def coverage(self) -> float:
@@ -256,7 +257,8 @@ class FirstToken:
         """
         if self._rate == 0:
             return None
-        return self._factor * (work_ahead + INPUT_COST * prompt_tokens) / self._rate
+        # Others' work is shared out among the ranks; its own prompt is one rank's.
+        return self._factor * (work_ahead / self._ranks + INPUT_COST * prompt_tokens) / self._rate
 
     def learn(self, predicted_s: float, actual_s: float) -> None:
         """What became of a prediction. One step of online quantile tracking (Gibbs & Candès, 2021)."""

@@ -28,8 +28,8 @@ from ..core.record import PriorityClass, Role
 NAME = r"^[a-z0-9][a-z0-9_.-]{0,63}$"
 """Ids of tenants and keys: they label metrics and log lines, so they are short and plain."""
 
-RESERVED = frozenset({"other", "anonymous"})
-"""The metrics' label for unknown things, and the tenant of everyone when authentication is off."""
+RESERVED = frozenset({"other", "none", "anonymous"})
+"""The metrics' labels for unknown tenants and for none, and everyone when authentication is off."""
 
 EMPTY_DIGEST = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 """SHA-256 of nothing: what ``printf "$UNSET" | sha256sum`` writes. It would let an empty key in."""
