@@ -139,7 +139,6 @@ class EngineGate:
             is_delta = sampling_params.output_kind is RequestOutputKind.DELTA
             counts = run.counts
             stream = self._engine.generate(prompt, sampling_params, run.id, lora_request=lora_request, **rest)
-            output = None
             try:
                 async for output in stream:
                     for sequence in output.outputs:
@@ -147,12 +146,12 @@ class EngineGate:
                             counts[sequence.index] += len(sequence.token_ids)
                         else:
                             counts[sequence.index] = len(sequence.token_ids)
+                        if sequence.finish_reason == "error":  # told before the answer can claim success
+                            record.fail(RuntimeError("the engine gave the request up"))
                     if not run.has_output:
                         run.first_output(output)
                     yield output
                 run.finish()
-                if output is not None and any(s.finish_reason == "error" for s in output.outputs):
-                    record.fail(RuntimeError("the engine gave the request up"))
             finally:
                 run.release()
                 await stream.aclose()

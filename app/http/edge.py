@@ -103,6 +103,9 @@ class Edge:
                 log.exception("request %s failed", record.id)
                 record.fail(fault)
             await answer.finish()
+        except BaseException as cut:
+            record.fail(cut)  # the server ends this request's task before it has an answer
+            raise
         finally:
             current_record.reset(token)
             self._close(record, client_left=answer.client_left)
@@ -146,6 +149,7 @@ class Answer:
         self._held: list[Message] = []
         self._decided = False
         self._complete = False
+        self._is_event_stream = False
         record.on_decision = self._on_decision
         record.on_failure = self._on_failure
 
@@ -187,10 +191,13 @@ class Answer:
         if self._record.status is None and not self.client_left:
             await self._flush()
         elif not self._complete and not self.client_left:
-            # Begun, then broken off (the application raised in mid-stream): end it unfinished, so
+            # Begun, then broken off (the application raised in mid-stream): say so and end it, so
             # that no client takes it for complete.
             self._record.fail(self._record.failure or RuntimeError("the answer broke off"))
-            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+            told = b""
+            if self._is_event_stream:
+                told = errors.event(errors.failed(), path=self._record.path, request_id=self._record.id)
+            await self._send({"type": "http.response.body", "body": told, "more_body": False})
 
     def _on_decision(self) -> None:
         self._decided = True
@@ -210,8 +217,8 @@ class Answer:
         await self._pass(message)
 
     async def _hold(self, message: Message) -> None:
-        if self._record.rejection is not None:
-            return  # whatever the application still says, the refusal is the answer
+        if self._record.rejection is not None or self.client_left:
+            return  # whatever the application still says: the refusal is the answer, or nobody hears it
         self._held.append(message)
         if len(self._held) > _HELD_MESSAGES:
             raise RuntimeError("the application answers without asking the gate")
@@ -230,6 +237,9 @@ class Answer:
         self._held = []
         self._record.status = start["status"]
         headers = [(k, v) for k, v in start.get("headers", []) if k.lower() != _REQUEST_ID]
+        self._is_event_stream = any(
+            k.lower() == b"content-type" and v.startswith(b"text/event-stream") for k, v in headers
+        )
         await self._send({**start, "headers": headers + self._own_headers()})
         self._take = self._pass
         for message in body:

@@ -81,6 +81,11 @@ def render(rejection: Rejected, *, path: str, request_id: str) -> bytes:
     return json.dumps(body, ensure_ascii=True, allow_nan=False).encode()
 
 
+def event(rejection: Rejected, *, path: str, request_id: str) -> bytes:
+    """The same body as the last event of a stream. The SDKs of both families raise on it."""
+    return b"event: error\ndata: " + render(rejection, path=path, request_id=request_id) + b"\n\n"
+
+
 def is_anthropic(path: str) -> bool:
     """Whether the path belongs to Anthropic's family."""
     return path == "/v1/messages" or path.startswith("/v1/messages/")
@@ -103,6 +108,9 @@ def from_answer(start: Message, body: bytes) -> Rejected:
     if status >= 500:
         return failed()
     message, param = _read(body, status)
+    if status == 404 and param == "model":
+        # vLLM goes on to list every model, also those that this tenant may not know of.
+        message = f"{message.partition(' Valid aliases:')[0]} /v1/models lists those that this key may use."
     return Rejected(
         Outcome.INVALID,
         message,
