@@ -46,6 +46,8 @@ from .tenants import TenantBook, Tenants
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
+    from prometheus_client import CollectorRegistry
+
     from .engine.launch import LoadedEngine
     from .settings import Settings
     from .tenants import ReloadObserver
@@ -80,11 +82,11 @@ async def serve(settings: Settings) -> None:
 class Gateway:
     """Every object of the process, built once. Read `__init__` first: it is the way of a request."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, registry: CollectorRegistry = REGISTRY) -> None:
         self._settings = settings
         self.health = Health()
         self.tenants = open_tenants(settings, self._on_reload)
-        self.metrics = Metrics(REGISTRY, tenants=self.tenants.book.tenants, quiet_routes=OPEN_ROUTES)
+        self.metrics = Metrics(registry, tenants=self.tenants.book.tenants, quiet_routes=OPEN_ROUTES)
         self.tenants.subscribe(lambda old, new: self.metrics.set_tenants(new.tenants))
         self.dispatch = Dispatch(ops_app(self.health, scrape=self.metrics.scrape), self.health)
         auth = Auth(
@@ -235,6 +237,7 @@ def token_verifier(settings: Settings) -> TokenVerifier | None:
         audience=auth.jwt_audience,
         tenant_claim=auth.jwt_tenant_claim,
         keys=KeySet(str(auth.jwt_jwks_url or auth.jwt_jwks_file)),
+        algorithms=auth.jwt_algorithms,
     )
 
 
