@@ -26,8 +26,10 @@ run: install ## Serve the bundled model on 127.0.0.1:8000 (the first start sets 
 	@exec $(BIN)/python -m app.commands.quickstart
 
 install: $(VENV)/.project ## Make .venv: the CPU engine, the demo, the tools
+	@:
 
 install-cuda: $(CUDA_VENV)/.project ## Make .venv-cuda: the GPU engine alone
+	@:
 
 # --- environments ---------------------------------------------------------------------------------------------------
 

@@ -101,6 +101,15 @@ export FAIRGATE_ENGINE__MODEL=Qwen/Qwen3-8B FAIRGATE_AUTH__TENANTS_FILE=.cache/f
     return lines
 
 
+def has_gpu() -> bool:
+    """Whether a CUDA GPU is there to be used: the driver's own tool lists one."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return False
+    listed = subprocess.run([tool, "--list-gpus"], capture_output=True, text=True, check=False)
+    return listed.returncode == 0 and "GPU 0" in listed.stdout
+
+
 def _greet(settings: Settings) -> None:
     scheme = "https" if settings.server.ssl_certfile else "http"
     url = f"{scheme}://127.0.0.1:{settings.server.port}"
@@ -108,7 +117,7 @@ def _greet(settings: Settings) -> None:
         return
     names = settings.engine.served_model_name
     key = demo_key(settings.auth.tenants_file)
-    print(greeting(url, names[0] if names else settings.engine.model, key, gpu=_has_gpu()), flush=True)
+    print(greeting(url, names[0] if names else settings.engine.model, key, gpu=has_gpu()), flush=True)
 
 
 def _becomes_ready(url: str) -> bool:
@@ -124,15 +133,6 @@ def _becomes_ready(url: str) -> bool:
             # Refused while the port is closed, 503 while the engine loads.
             time.sleep(_POLL_S)
     return False
-
-
-def _has_gpu() -> bool:
-    """Whether a CUDA GPU is there to be used: the driver's own tool lists one."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return False
-    listed = subprocess.run([tool, "--list-gpus"], capture_output=True, text=True, check=False)
-    return listed.returncode == 0 and "GPU 0" in listed.stdout
 
 
 if __name__ == "__main__":

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from app.commands.quickstart import DEMO, demo_key, greeting
+from app.commands.quickstart import DEMO, demo_key, greeting, has_gpu
 from app.engine.bundled import CHECKPOINT
 from app.settings import load_settings
+
+if TYPE_CHECKING:
+    import pytest
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,6 +50,18 @@ def test_greeting_shows_the_way_to_a_real_model_where_a_gpu_is() -> None:
     assert "make install-cuda" not in greeting("http://h", "m", "k")
     lines = greeting("http://h", "m", "k", gpu=True).rstrip().splitlines()[-3:]
     assert [line.split()[0] for line in lines] == ["make", "export", ".venv-cuda/bin/fairgate"]
+
+
+def test_gpu_is_what_the_driver_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No tool, or a tool without a device behind it (a container without the GPU), is no GPU."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert not has_gpu()
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho No devices were found\n")
+    tool.chmod(0o755)
+    assert not has_gpu()
+    tool.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H200 (UUID: GPU-1)'\n")
+    assert has_gpu()
 
 
 def test_demo_serves_the_bundled_model() -> None:
