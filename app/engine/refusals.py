@@ -54,7 +54,7 @@ def clients_mistake(error: Exception) -> Rejected | None:
         error = error.__cause__
     if isinstance(error, GracefulHTTPError):
         return Rejected(Outcome.OVERLOADED, error.message, retry_after_s=1)
-    if not isinstance(error, (VLLMClientError, ValueError, TypeError, OverflowError)):
+    if not isinstance(error, (VLLMClientError, ValueError, OverflowError)):
         return None
     # Not str(error): that adds the field and the value, which stand elsewhere in the answer
     message = sanitize_message(str(error.args[0] if error.args else error))
