@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
     """A gateway that is ready."""
-    async for ready in opened(settings_in(tmp_path)):
+    async with opened(settings_in(tmp_path)) as ready:
         yield ready
 
 

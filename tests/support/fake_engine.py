@@ -165,6 +165,8 @@ class FakeEngine(CountedLLM):
         signals: Told of each step, as the server's are.
     """
 
+    output_handler: asyncio.Task[None] | None
+
     def __init__(self, config: Any, core: FakeCore, signals: StepSignals) -> None:
         with (
             mock.patch.object(async_llm.EngineCoreClient, "make_async_mp_client", return_value=core),
@@ -180,8 +182,7 @@ class FakeEngine(CountedLLM):
 
     async def close(self) -> None:
         """End its one task."""
-        handler: asyncio.Task[None] | None = self.output_handler
-        self.output_handler = None
+        handler, self.output_handler = self.output_handler, None
         if handler is not None:
             handler.cancel()
             await asyncio.gather(handler, return_exceptions=True)

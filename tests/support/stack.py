@@ -7,6 +7,7 @@ signals are missing; everything that a request meets is the real thing, vLLM's r
 from __future__ import annotations
 
 import os
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
+
+    from fastapi import FastAPI
 
     from app.core.record import Record
     from app.settings import Settings
@@ -119,6 +122,13 @@ class Stack:
         return self.engine.core
 
     @property
+    def served(self) -> FastAPI:
+        """The application that vLLM's routes are mounted on."""
+        served = self.gateway.dispatch.served
+        assert served is not None
+        return served  # type: ignore[return-value]
+
+    @property
     def records(self) -> list[Record]:
         """Of every request that has ended."""
         return self.watcher.records
@@ -181,12 +191,15 @@ class Stack:
         }
 
 
+@asynccontextmanager
 async def opened(settings: Settings) -> AsyncIterator[Stack]:
-    """A ready stack, for a fixture; looked over at the end."""
+    """A ready stack; looked over at the end."""
     stack = Stack(settings)
     await stack.load()
-    yield stack
-    await stack.close()
+    try:
+        yield stack
+    finally:
+        await stack.close()
 
 
 def chat(prompt: str = "Say something.", **more: Any) -> dict[str, Any]:
