@@ -12,8 +12,6 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from ..support.asgi import settle
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ..support.stack import Stack
 
 
@@ -37,7 +35,7 @@ class Rig:
 
 
 @pytest.fixture
-def rig(stack: Stack) -> Iterator[Rig]:
+def rig(stack: Stack) -> Rig:
     """The rig over a ready stack."""
     return Rig(stack)
 

@@ -39,6 +39,13 @@ async def settle() -> None:
         quiet = 0 if ready else quiet + 1
 
 
+async def eventually(reached: Callable[[], bool]) -> None:
+    """Return when this holds: for what the loop's selector brings, as signals."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not reached():  # noqa: ASYNC110  (there is no event to wait for)
+            await asyncio.sleep(0)
+
+
 class Exchange:
     """One request, its response as far as it has come, and the client's moves."""
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from app.core.record import Record
+    from app.engine.launch import LoadedEngine
     from app.settings import Settings
 
     from .asgi import Exchange
@@ -109,6 +110,7 @@ class Stack:
         self.gateway.edge._observers += (self.watcher,)
         self.app = self.gateway.edge
         self._engine: FakeEngine | None = None
+        self.loaded: LoadedEngine
 
     @property
     def engine(self) -> FakeEngine:
@@ -157,6 +159,7 @@ class Stack:
         ):
             engine = await launch.load(self.settings.engine)
         self.core.arrived.clear()
+        self.loaded = engine
         await self.gateway.open(engine)
 
     async def close(self) -> None:
