@@ -22,7 +22,6 @@ competes with the other batch work and neither helps nor delays what it sends at
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from .fair_view import QueueSnapshot, ShareSnapshot, check_ledger, seen, ticks_ahead
@@ -99,17 +98,18 @@ class FairQueue(Generic[T]):
         ticket = self.peek()
         if ticket is None:
             return None
-        flow, group, root = ticket.flow, ticket.flow.group, self._root
-        self._last_tag = ticket.tag = min(max(self._last_tag + 1, group.tag), MAX_TAG)
-        self._leave_line(ticket)
+        flow, group = ticket.flow, ticket.flow.group
+        self._depart(ticket, group.tag)
         ticket.charged_ticks = ticket.cost_ticks
         group.level.serve(flow, ticket.cost_ticks)
-        root.serve(group, ticket.cost_ticks)
-        ticket.state = TicketState.IN_FLIGHT
-        flow.in_flight += 1
-        group.in_flight += 1
-        self._in_flight.add(ticket)
+        self._root.serve(group, ticket.cost_ticks)
         return ticket
+
+    def overtake(self, ticket: Ticket[T]) -> None:
+        """It goes out of turn: more work of a request that is in flight. Charged as any other."""
+        self._expect(ticket, TicketState.QUEUED)
+        self._depart(ticket, 0)
+        self._charge(ticket, ticket.cost_ticks)
 
     def remove(self, ticket: Ticket[T]) -> None:
         """A waiter leaves. It costs nothing, and the others move up."""
@@ -173,6 +173,10 @@ class FairQueue(Generic[T]):
         """Requests that the tenant has waiting, in all classes."""
         return sum(flow.length for flow in self._flows(tenant_id))
 
+    def front_of(self, tenant_id: str) -> Ticket[T] | None:
+        """The tenant's next ticket, in the highest class where it has one."""
+        return next((flow.first for flow in self._flows(tenant_id) if flow.length), None)
+
     def tenant(self, tenant_id: str) -> tuple[ShareSnapshot, ...]:
         """The tenant as it stands in each class where it has state."""
         return tuple(seen(flow, flow.group.priority_class.value) for flow in self._flows(tenant_id))
@@ -234,6 +238,15 @@ class FairQueue(Generic[T]):
         ticket.flow.group.level.charge(ticket.flow, ticks)
         self._root.charge(ticket.flow.group, ticks)
 
+    def _depart(self, ticket: Ticket[T], tag: int) -> None:
+        """Out of the line and into flight. The tag is later than the last one given, whatever is asked."""
+        self._leave_line(ticket)
+        self._last_tag = ticket.tag = min(max(self._last_tag + 1, tag), MAX_TAG)
+        ticket.state = TicketState.IN_FLIGHT
+        ticket.flow.in_flight += 1
+        ticket.flow.group.in_flight += 1
+        self._in_flight.add(ticket)
+
     def _leave_line(self, ticket: Ticket[T]) -> None:
         flow, group = ticket.flow, ticket.flow.group
         flow.unlink(ticket)
@@ -265,27 +278,6 @@ class FairQueue(Generic[T]):
             self._root.stop(group)
 
     def _forget_if_idle(self, flow: Flow[T]) -> None:
-        """Keep of an idle tenant its debt, while it has one; in a quiet class nobody has."""
-        group = flow.group
-        if not group.length and not group.in_flight:
-            group.level.rest(max(tenant.tag for tenant in group.flows.values()))
-            group.flows.clear()
-            group.debtors.clear()
-            if not len(self) and not self._in_flight:
-                self._root.rest(max(other.tag for other in self._groups.values()))
-            return
-        if not flow.length and not flow.in_flight and not flow.owes:
-            flow.owes = True
-            heappush(group.debtors, (flow.tag, flow.uid, flow))
-        while group.debtors and group.debtors[0][0] <= group.level.virtual:
-            self._review(heappop(group.debtors)[2])
-
-    def _review(self, flow: Flow[T]) -> None:
-        """V has passed a debtor's tag: forget the tenant, if it is still idle and owes no more."""
-        flow.owes = False
-        if not flow.length and not flow.in_flight:
-            if flow.tag <= flow.group.level.virtual:
-                del flow.group.flows[flow.tenant_id]
-            else:
-                flow.owes = True
-                heappush(flow.group.debtors, (flow.tag, flow.uid, flow))
+        flow.group.forget_if_idle(flow)
+        if not self._in_flight and not len(self):
+            self._root.rest(max(group.tag for group in self._groups.values()))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from enum import Enum, auto
+from heapq import heappop, heappush
 from typing import Generic, TypeVar
 
 from ..core.record import PriorityClass
@@ -126,3 +127,29 @@ class Group(Share, Generic[T]):
         """Heap, by tag, of idle tenants whose tag is ahead of V: forgotten when V has passed it."""
         self.length = 0
         self.in_flight = 0
+
+    def forget_if_idle(self, flow: Flow[T]) -> None:
+        """Keep of an idle tenant its debt, while it has one; in a quiet class nobody has."""
+        if not self.length and not self.in_flight:
+            self.level.rest(max(tenant.tag for tenant in self.flows.values()))
+            self.flows.clear()
+            self.debtors.clear()
+            return
+        if not flow.length and not flow.in_flight and not flow.owes:
+            self._note_debt(flow)
+        while self.debtors and self.debtors[0][0] <= self.level.virtual:
+            self._review(heappop(self.debtors)[2])
+
+    def _note_debt(self, flow: Flow[T]) -> None:
+        flow.owes = True
+        heappush(self.debtors, (flow.tag, flow.uid, flow))
+
+    def _review(self, flow: Flow[T]) -> None:
+        """V has passed a debtor's tag: forget the tenant, if it is still idle and owes no more."""
+        flow.owes = False
+        if flow.length or flow.in_flight:
+            return
+        if flow.tag <= self.level.virtual:
+            del self.flows[flow.tenant_id]
+        else:
+            self._note_debt(flow)

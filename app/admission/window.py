@@ -24,6 +24,8 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ..core.facts import EngineSignals
 
 LEAST_DEPTH, GREATEST_DEPTH = 2, 8
@@ -129,11 +131,18 @@ class Windows:
         return sum(window.in_flight for window in self._windows)
 
     def best(self) -> int | None:
-        """The rank with the least in flight, if its window has room. None: nobody may go."""
-        rank = min(range(len(self._windows)), key=lambda at: self._windows[at].in_flight)
-        if self._windows[rank].has_room():
-            return rank
-        return next((at for at, window in enumerate(self._windows) if window.has_room()), None)
+        """The rank with the least in flight that has room. None: nobody may go."""
+        return next(self.with_room(), None)
+
+    def with_room(self) -> Iterator[int]:
+        """The ranks whose windows have room, the one with the least in flight first."""
+        for rank in sorted(range(len(self._windows)), key=lambda at: self._windows[at].in_flight):
+            if self._windows[rank].has_room():
+                yield rank
+
+    def least(self) -> int:
+        """The rank with the least in flight, room or not."""
+        return min(range(len(self._windows)), key=lambda at: self._windows[at].in_flight)
 
     def take(self, rank: int, sequences: int = 1) -> None:
         """A request of so many sequences goes to that rank."""

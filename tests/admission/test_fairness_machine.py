@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from app.admission.fairness import MAX_TAG, FairQueue
 from app.admission.tickets import CLASS_WEIGHTS, Flow, Group, Ticket, TicketState
@@ -22,8 +22,8 @@ from app.core.record import PriorityClass
 from .fluid import Fluid
 
 SLOTS = 4
-TENANTS = st.sampled_from(["a", "b", "c", "d"])
-CLASSES = st.sampled_from([*PriorityClass])
+TENANTS = st.sampled_from(["a", "b", "c"])
+CLASSES = st.sampled_from([PriorityClass.STANDARD, *PriorityClass, PriorityClass.STANDARD])
 WEIGHTS = st.sampled_from([1, 300, 1000, 1000, 2500, 7777])
 TICKS = st.one_of(st.integers(1, 2000 * UNIT), st.sampled_from([1, 100 * UNIT]))
 PICK = st.integers(0, 10**6)
@@ -102,10 +102,18 @@ class FairQueueMachine(RuleBasedStateMachine):
         self.settled: defaultdict[PriorityClass, int] = defaultdict(int)
         self.numbers = 0
         self.last_tag = 0
+        self.extended = 0
+        """Requests that went out of turn: the window does not hold them back."""
         self.root_watch = Watch(self.queue._root)
         self.watches = {key: Watch(group.level) for key, group in self.queue._groups.items()}
 
     # -- rules ---------------------------------------------------------------------------------
+
+    @initialize()
+    def begin_busy(self) -> None:
+        """Two tenants have something queued, so that shares are contested from the start."""
+        for tenant in "ab":
+            self.arrive(tenant, PriorityClass.STANDARD, [100 * UNIT, 30 * UNIT] * 10)
 
     @rule(tenant=TENANTS, priority_class=CLASSES, ticks=st.lists(TICKS, min_size=1, max_size=6))
     def arrive(self, tenant: str, priority_class: PriorityClass, ticks: list[int]) -> None:
@@ -134,6 +142,21 @@ class FairQueueMachine(RuleBasedStateMachine):
         self.flying.append(ticket)
         self.window.take()
         self.charged(ticket, ticket.cost_ticks, turn=True)
+
+    @precondition(lambda self: self.flying)
+    @rule(pick=PICK, ticks=TICKS)
+    def extend(self, pick: int, ticks: int) -> None:
+        """A request in flight has more work: out of turn, and charged."""
+        like = self.flying[pick % len(self.flying)]
+        weight = self.weights[like.tenant_id]
+        ticket = self.queue.push(like.tenant_id, like.priority_class, weight, 0, ticks)
+        self.queue.overtake(ticket)
+        assert self.last_tag < ticket.tag <= MAX_TAG
+        self.last_tag = ticket.tag
+        self.flying.append(ticket)
+        self.extended += 1
+        self.window.take()
+        self.charged(ticket, ticks)
 
     @precondition(lambda self: self.flying)
     @rule(pick=PICK, ticks=st.integers(1, 100 * UNIT))
@@ -233,7 +256,7 @@ class FairQueueMachine(RuleBasedStateMachine):
     @invariant()
     def the_window_holds(self) -> None:
         """What is in flight was let in (I12)."""
-        assert self.window.in_flight == len(self.flying) <= SLOTS + GREATEST_DEPTH
+        assert self.window.in_flight == len(self.flying) <= SLOTS + GREATEST_DEPTH + self.extended
         assert 1 <= self.window.limit <= SLOTS + self.window.depth
 
     def teardown(self) -> None:

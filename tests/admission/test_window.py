@@ -216,6 +216,17 @@ class TestWindows:
         windows.take(1, 5)
         assert windows.best() is None
 
+    def test_ranks_with_room_come_least_first(self) -> None:
+        """Where the cache of the first is short, the next is tried; an extension goes to the least anyway."""
+        windows = Windows(3, 4)
+        for rank, sequences in enumerate((6, 3, 1)):
+            windows.take(rank, sequences)
+        assert list(windows.with_room()) == [2, 1]
+        windows.take(1, 3)
+        windows.take(2, 6)
+        assert list(windows.with_room()) == []
+        assert windows.least() == 0
+
     def test_the_true_depth_is_ours_and_the_engines(self) -> None:
         """What a balancer should scrape."""
         windows = Windows(2, 8)
