@@ -26,30 +26,34 @@ import time
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import REGISTRY
 
 from .admission.admission import Admission
+from .admission.policy import Policy
+from .admission.store import MemoryStore
 from .core.errors import StartError
 from .core.health import Health
 from .http.app import DOCS_ROUTES, Dispatch, explain_validation, new_served_app, restrict
 from .http.auth import Auth
 from .http.edge import Edge
 from .http.listen import Server, listener, scraped, uvicorn_config, with_cors
-from .http.ops import OPEN_ROUTES, OPERATOR_ROUTES, ops_app
+from .http.ops import OPEN_ROUTES, OPERATOR_ROUTES, not_now, ops_app
 from .http.tokens import KeySet, TokenVerifier
 from .telemetry.logs import RequestLog, adopt
 from .telemetry.metrics import Metrics
 from .tenants import TenantBook, Tenants
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from prometheus_client import CollectorRegistry
 
+    from .admission.store import Store
+    from .core.record import Record
     from .engine.launch import LoadedEngine
-    from .settings import Settings
+    from .settings import AdmissionSettings, Settings
     from .tenants import ReloadObserver
 
 log = logging.getLogger(__name__)
@@ -74,6 +78,7 @@ async def serve(settings: Settings) -> None:
         engine = await gateway.load()
         if engine is None:
             return
+        stack.push_async_callback(gateway.store.close)
         stack.push_async_callback(engine.close)
         await gateway.open(engine)
         await gateway.until_stopped(engine)
@@ -88,7 +93,8 @@ class Gateway:
         self.tenants = open_tenants(settings, self._on_reload)
         self.metrics = Metrics(registry, tenants=self.tenants.book.tenants, quiet_routes=OPEN_ROUTES)
         self.tenants.subscribe(lambda old, new: self.metrics.set_tenants(new.tenants))
-        self.dispatch = Dispatch(ops_app(self.health, scrape=self.metrics.scrape), self.health)
+        ops = ops_app(self.health, scrape=self.metrics.scrape, usage=self._usage)
+        self.dispatch = Dispatch(ops, self.health)
         auth = Auth(
             self.dispatch,
             tenants=self.tenants,
@@ -104,7 +110,9 @@ class Gateway:
             clock=time.monotonic,
             max_body_bytes=settings.server.max_body_bytes,
         )
-        self.admission = Admission()
+        self.store = open_store(settings.admission, self.metrics.store_is_up)
+        self.admission: Admission | None = None
+        """Made when the engine has loaded, from its sizes."""
         # Mutable state: what the signals ask for
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -167,9 +175,17 @@ class Gateway:
         server = self._settings.server
         app = new_served_app(root_path=server.root_path, docs=server.docs)
         secret = self._settings.auth.cache_salt_secret
-        await engine.mount(
+        admission = Admission(
+            engine.facts, store=self.store, policy=policy_of(self._settings.admission), clock=time.monotonic
+        )
+        admission.on_tenants(self.tenants.book.tenants)
+        self.tenants.subscribe(lambda old, new: admission.on_tenants(new.tenants))
+        engine.signals.listener = admission.on_signals
+        self.admission = admission
+        self.metrics.watch(admission)
+        self._gate = await engine.mount(
             app,
-            admission=self.admission,
+            admission=admission,
             salt_secret=secret.get_secret_value().encode() if secret else secrets.token_bytes(32),
             clock=time.monotonic,
         )
@@ -190,15 +206,30 @@ class Gateway:
         while not self._stop.is_set() and engine.death is None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), _WATCH_S)
+            self._gate.cut_stalled(self._settings.server.client_stall_s)
         if engine.death is not None:
             self.health.down(engine.death)
             self.metrics.engine_is_up(False)
+            self._close_admission()
             await self._idle(_TELL_S)
             raise StartError(engine.death)
         self.health.drain()
+        self._close_admission()
         log.info("draining", extra={"in_flight": self.edge.in_flight})
         if not await self._idle(self._settings.server.drain_timeout_s):
             log.warning("cut off", extra={"in_flight": self.edge.in_flight})
+        assert self.admission is not None, "the engine has loaded"
+        await self.admission.settled()
+
+    def _close_admission(self) -> None:
+        """Nobody waits for a turn any more: who queues is told at once, and may go elsewhere."""
+        assert self.admission is not None, "the engine has loaded"
+        self.admission.close(lambda: not_now(self.health))
+
+    def _usage(self, record: Record) -> dict[str, Any]:
+        if self.admission is None:
+            raise not_now(self.health)
+        return self.admission.usage(record)
 
     async def _idle(self, timeout_s: float) -> bool:
         """Wait until no request is in flight, the time is over, or a second signal hurries."""
@@ -225,6 +256,49 @@ def open_tenants(settings: Settings, on_reload: ReloadObserver) -> Tenants:
         log.warning("authentication is disabled: everyone may ask, and see the metrics")
         return Tenants(None, TenantBook.open_to_all(), on_reload=on_reload)
     return Tenants.open(auth.tenants_file, on_reload=on_reload, need_key=auth.jwt_issuer is None)
+
+
+def open_store(settings: AdmissionSettings, on_health: Callable[[bool], None]) -> Store:
+    """Where rates are counted: in this process, or in a Redis that replicas share."""
+    memory = MemoryStore(_clock_us, _utc_us, replicas=settings.replicas)
+    if settings.store is None:
+        on_health(True)
+        return memory
+    from .admission.redis_store import RedisStore
+
+    def told(problem: str | None) -> None:
+        on_health(problem is None)
+        if problem is None:
+            log.info("the store is back")
+        else:
+            log.error("the store is lost", extra={"problem": problem, "then": settings.store_lost})
+
+    told(None)
+
+    return RedisStore(
+        settings.store.get_secret_value(),
+        _clock_us,
+        fallback=memory if settings.store_lost == "fail_open" else None,
+        timeout_s=settings.store_timeout_s,
+        on_health=told,
+    )
+
+
+def policy_of(settings: AdmissionSettings) -> Policy:
+    """Admission's own words for the settings."""
+    return Policy(
+        max_queued=settings.max_queued,
+        queue_timeout_s=settings.queue_timeout_s,
+        fixes_status=settings.keep_alive_s is not None,
+    )
+
+
+def _clock_us() -> int:
+    return time.monotonic_ns() // 1000
+
+
+def _utc_us() -> int:
+    return time.time_ns() // 1000
 
 
 def token_verifier(settings: Settings) -> TokenVerifier | None:

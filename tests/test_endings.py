@@ -58,7 +58,7 @@ async def assert_serves(stack: Stack) -> None:
     """The next request of the same tenant is served at once, and nothing is held."""
     await settle()
     assert stack.app.in_flight == 0
-    assert stack.gateway.admission.snapshot() == {}
+    assert stack.running() == {}
     assert not stack.core.running
     stack.core.automatic, stack.core.refuse = True, None
     answer = await stack.fetch("POST", "/v1/chat/completions", json=chat())
@@ -159,10 +159,10 @@ async def test_stream_whose_client_leaves_is_aborted_once(stack: Stack, path: st
         for _ in range(tokens):
             stack.core.emit()
             await settle()
-        assert stack.gateway.admission.snapshot() == {"acme": 1}
+        assert stack.running() == {"acme": 1}
         exchange.leave()
         await exchange.ended()
-        assert stack.gateway.admission.snapshot() == {}
+        assert stack.running() == {}
         await settle()
     assert stack.core.aborted == ["fairgate-0"]
     assert stack.record.outcome is Outcome.CANCELLED
@@ -205,7 +205,7 @@ async def test_whole_answer_whose_client_leaves_is_aborted_and_charged(stack: St
             await settle()
         exchange.leave()
         await exchange.ended()
-        assert stack.gateway.admission.snapshot() == {}
+        assert stack.running() == {}
         await settle()
     assert not exchange.has_begun
     assert stack.core.aborted == ["fairgate-0"]
@@ -221,7 +221,7 @@ async def test_every_sequence_of_a_request_is_aborted_and_charged(stack: Stack, 
     async with stack.request("POST", "/v1/chat/completions", json=chat(n=3, stream=stream)) as exchange:
         await settle()
         first, second, _ = stack.core.running
-        assert stack.gateway.admission.snapshot() == {"acme": 3}
+        assert stack.running() == {"acme": 3}
         stack.core.emit(2, request=first, finish="stop")
         stack.core.emit(3, request=second)
         await settle()
@@ -280,7 +280,7 @@ async def test_prompts_of_one_request_are_all_aborted(stack: Stack) -> None:
         for request in stack.core.running:
             stack.core.emit(request=request)
         await settle()
-        assert stack.gateway.admission.snapshot() == {"acme": 3}
+        assert stack.running() == {"acme": 3}
         exchange.leave()
         await exchange.ended()
         await settle()
@@ -484,11 +484,11 @@ async def test_refused_request_leaves_nothing_in_flight(stack: Stack) -> None:
     stack.core.automatic = False
     async with stack.request("POST", "/v1/chat/completions", json=chat(stream=True)):
         await settle()
-        before = stack.gateway.admission.snapshot()
+        before = stack.running()
         for key, body in ((None, chat()), (NARROW, chat()), (ACME, {"model": MODEL}), (ACME, chat(n=0))):
             answer = await stack.fetch("POST", "/v1/chat/completions", key, json=body)
             assert answer.status in (400, 401, 403)
-            assert stack.gateway.admission.snapshot() == before
+            assert stack.running() == before
             assert stack.app.in_flight == 1
     await settle()
 

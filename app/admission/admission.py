@@ -1,65 +1,232 @@
 """Admission: who may use the engine now. The one place that waits.
 
-Called by ``engine/gate.py``: `check` before a prompt is rendered, `admit` when its size is known.
-At present every demand is admitted at once; what is held is counted, and given back exactly once.
+Owns the way from a `Demand` to a `Share` of a Slot: can it ever be served, can the tenant pay, whose turn
+is it. Called by ``engine/gate.py``: `check` before a prompt is rendered, `admit` when its size is known.
+Decisions about turns are made in ``turns.py``, in plain functions; here they are waited for.
+
+What always holds:
+
+* What was reserved is settled once, whatever ends the request; a refused request costs nothing.
+* A waiter that leaves is out of the queue at once; one that leaves with its Slot in hand gives it back.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import TYPE_CHECKING
+import asyncio
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+from ..core.record import PriorityClass
+from . import refusals
+from .accounts import Accounts
+from .joining import Joining
+from .quota import Charge
+from .slot import Waiter
+from .turns import Turns
 
 if TYPE_CHECKING:
-    from ..core.record import Demand, Record, Tenant
+    from collections.abc import Callable, Iterable, Mapping
+
+    from ..core.errors import Rejected
+    from ..core.facts import EngineFacts, EngineSignals
+    from ..core.record import Demand, Limits, Record, Tenant
+    from .ledger import Snapshot
+    from .policy import Policy
+    from .slot import Share, Slot
+    from .store import Store
 
 
 class Admission:
-    """Hands out Slots. One event loop is the lock: no await between reading state and changing it."""
+    """Hands out shares of Slots, in fair order. One event loop is the lock.
 
-    def __init__(self) -> None:
-        # All mutable state
-        self._running: Counter[str] = Counter()
+    Args:
+        facts: The engine's sizes.
+        store: Where rates are counted.
+        policy: What the operator has set for all tenants.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self, facts: EngineFacts, *, store: Store, policy: Policy, clock: Callable[[], float]
+    ) -> None:
+        self._facts = facts
+        self._policy = policy
+        self._clock = clock
+        self._accounts = Accounts(store)
+        self._turns = Turns(facts, policy=policy, clock=clock, on_release=self._pay)
+        # All mutable state of its own
+        self._joining: dict[Record, Joining] = {}
+        self._admitted: WeakSet[Record] = WeakSet()
 
     def __repr__(self) -> str:
-        return f"<Admission {self._running.total()} running, {len(self._running)} tenants>"
+        return f"<Admission {self._turns!r}>"
 
     def check(self, record: Record, sequences: int) -> None:
-        """Refuse early what is hopeless, before the prompt is rendered.
+        """Refuse early, by local facts alone, what is hopeless: it costs no tokenizing.
 
         Raises:
-            Rejected: Never, at present.
+            Rejected: The tenant's queue is full, or a bucket of its is empty.
         """
+        self._turns.check(tenant_of(record))
+        self._accounts.check(record)
 
-    async def admit(self, record: Record, demand: Demand) -> Slot:
+    async def admit(self, record: Record, demand: Demand, *, flex: bool = False) -> Share:
         """Wait for the tenant's turn.
 
+        Demands that one request states in the same tick (a list of prompts) are one: the first call leads,
+        the others follow. A request that has been admitted before extends its stay: charged, no new turn.
+
+        Args:
+            record: Its tenant pays.
+            demand: What the engine may have to compute.
+            flex: Ask for the batch class, if the tenant's own is above it.
+
         Raises:
-            Rejected: Never, at present.
+            Rejected: Refused, at once or after a wait.
         """
-        assert record.tenant is not None, "auth lets only tenants through to the model's routes"
-        self._running[record.tenant.id] += demand.sequences
-        return Slot(self, record.tenant, demand)
+        if 0 < self._facts.kv_tokens < demand.prompt_tokens + 1:
+            raise refusals.over_cache(demand.prompt_tokens, self._facts.kv_tokens)
+        joining = self._joining.get(record)
+        if joining is not None:
+            return await joining.follow(demand)
+        joining = self._joining[record] = Joining(demand)
+        try:
+            try:
+                await asyncio.sleep(0)
+            finally:
+                del self._joining[record]
+            slot = await self._admit(record, joining.whole(), flex=flex)
+        except BaseException as ended:
+            joining.fail(ended)
+            raise
+        return joining.succeed(slot)
 
-    def snapshot(self) -> dict[str, int]:
-        """Sequences in the engine by tenant id; a tenant with none is not in it."""
-        return dict(self._running)
+    async def _admit(self, record: Record, demand: Demand, *, flex: bool) -> Slot:
+        # 1. May it ask for so much?
+        for limits in _limits(record):
+            _check_size(limits, demand)
+        # 2. Can the tenant pay? Reserved now, settled when it ends.
+        waiter = self._waiter(record, demand, flex=flex)
+        charge = Charge(1, demand.prompt_tokens, demand.sequences * waiter.expected_tokens)
+        waiter.reservation = await self._accounts.reserve(record, charge)
+        # 3. Whose turn is it?
+        try:
+            if record in self._admitted:
+                return self._turns.extend(waiter)
+            self._turns.enter(waiter)
+            slot = await self._turn(waiter)
+        except BaseException:
+            self._accounts.settle(waiter.reservation, Charge())
+            raise
+        self._admitted.add(record)
+        return slot
 
-    def _release(self, tenant: Tenant, demand: Demand) -> None:
-        self._running[tenant.id] -= demand.sequences
-        if not self._running[tenant.id]:
-            del self._running[tenant.id]
+    async def _turn(self, waiter: Waiter) -> Slot:
+        """The wait. Whatever ends it, nothing of the waiter stays in the queue."""
+        if not waiter.turn.done():
+            self._start_timer(waiter)
+            if self._policy.fixes_status:
+                waiter.record.decide(self._clock())
+        if waiter.record.tells_queue:
+            waiter.record.set_header("x-fairgate-position", str(self._turns.position(waiter)))
+        try:
+            slot = await waiter.turn
+            if waiter.record.tells_queue:
+                waiter.record.set_header("x-fairgate-wait", f"{self._clock() - waiter.arrived_s:.3f}")
+            return slot
+        except BaseException:
+            self._turns.leave(waiter)
+            raise
+        finally:
+            waiter.stop_timer()
+
+    def on_signals(self, signals: EngineSignals) -> None:
+        """One engine step has ended."""
+        self._turns.on_signals(signals)
+
+    def on_tenants(self, tenants: Mapping[str, Tenant]) -> None:
+        """The tenants are these from now on. Who is gone is refused; weights and limits hold at once."""
+        self._turns.on_tenants(tenants)
+
+    def close(self, refusal: Callable[[], Rejected]) -> None:
+        """Refuse whoever waits, and whoever comes: the server drains, or the engine is gone."""
+        self._turns.close(refusal)
+
+    async def settled(self) -> None:
+        """Wait until the store has been told of everything that has ended."""
+        await self._accounts.settled()
+
+    def usage(self, record: Record) -> dict[str, Any]:
+        """What a tenant may know of itself: limits, use, place in the queue, expected wait in seconds."""
+        return self._turns.usage(tenant_of(record)) | self._accounts.standing(record)
+
+    def queue_depths(self) -> tuple[int, ...]:
+        """Requests that wait, by rank: its part of ours, and the engine's own list."""
+        return self._turns.queue_depths()
+
+    def snapshot(self) -> Snapshot:
+        """The whole as it stands, frozen."""
+        return self._turns.snapshot(settling=self._accounts.settling)
+
+    def check_integrity(self) -> None:
+        """Compare every sum with what it is the sum of.
+
+        Raises:
+            RuntimeError: Two numbers that must agree do not; the message has them.
+        """
+        self._turns.check_integrity()
+
+    def _waiter(self, record: Record, demand: Demand, *, flex: bool) -> Waiter:
+        tenant = tenant_of(record)
+        priority_class = PriorityClass.BATCH if flex else tenant.priority_class
+        return Waiter(
+            record=record,
+            tenant=tenant,
+            priority_class=priority_class,
+            demand=demand,
+            expected_tokens=self._turns.expected_tokens(tenant.id, priority_class, demand.max_new_tokens),
+            arrived_s=self._clock(),
+            deadline_s=_least(record.deadline_s, tenant.ttft_deadline_s),
+            turn=asyncio.get_running_loop().create_future(),
+        )
+
+    def _start_timer(self, waiter: Waiter) -> None:
+        timeout_s = _least(waiter.deadline_s, self._policy.queue_timeout_s)
+        if timeout_s is not None:
+            left_s = max(0.0, timeout_s - (self._clock() - waiter.arrived_s))
+            loop = asyncio.get_running_loop()
+            waiter.timer = loop.call_later(left_s, self._turns.expire, waiter, timeout_s)
+
+    def _pay(self, slot: Slot) -> None:
+        """A Slot is given back: what was used is paid for; what used nothing costs nothing."""
+        used = slot.used
+        was_used = used.prompt_tokens or used.completion_tokens
+        charge = Charge(1, used.prompt_tokens, used.completion_tokens) if was_used else Charge()
+        self._accounts.settle(slot.waiter.reservation, charge)
 
 
-class Slot:
-    """One owner of everything that a request holds. Released by whoever ends first."""
+def tenant_of(record: Record) -> Tenant:
+    """The tenant that pays for a request."""
+    assert record.tenant is not None, "auth lets only tenants through to the model's routes"
+    return record.tenant
 
-    def __init__(self, admission: Admission, tenant: Tenant, demand: Demand) -> None:
-        self._admission: Admission | None = admission
-        self._tenant = tenant
-        self._demand = demand
 
-    def release(self) -> None:
-        """Give everything back. Idempotent."""
-        admission, self._admission = self._admission, None
-        if admission is not None:
-            admission._release(self._tenant, self._demand)
+def _limits(record: Record) -> Iterable[Limits]:
+    """The tenant's, and the key's if it has some."""
+    yield tenant_of(record).limits
+    if record.principal is not None and record.principal.key.limits is not None:
+        yield record.principal.key.limits
+
+
+def _check_size(limits: Limits, demand: Demand) -> None:
+    for what, asked, limit, param in (
+        ("prompt tokens", demand.prompt_tokens, limits.max_prompt_tokens, "messages"),
+        ("output tokens", demand.max_new_tokens, limits.max_output_tokens, "max_tokens"),
+        ("answers to a prompt", demand.sequences // demand.prompts, limits.max_n, "n"),
+    ):
+        if limit is not None and asked > limit:
+            raise refusals.over_cap(what, asked, limit, param)
+
+
+def _least(*seconds: float | None) -> float | None:
+    return min((s for s in seconds if s is not None), default=None)

@@ -17,9 +17,12 @@ Called by ``admission.py`` at arrival, dispatch and release, and once per engine
 from __future__ import annotations
 
 import math
+import sys
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from .costs import INPUT_COST, cost
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,22 +30,12 @@ if TYPE_CHECKING:
     from ..core.facts import EngineSignals
     from ..core.record import PriorityClass
 
-INPUT_COST = 1
-"""Cost of one uncached prompt token: the unit."""
-OUTPUT_COST = 2
-"""Cost of one output token. Input and output at 1:2 is what VTC's artifact and its comparisons use."""
-
 _PRIOR_TOKENS = 256
 """Expected output of a class that nobody has used yet, if the request allows so much."""
 _HISTORY = 64
 """Answers remembered per tenant and size of request."""
 _TENANTS = 20_000
 """Histories kept; the one unused for longest goes first."""
-
-
-def cost(prompt_tokens: int, output_tokens: int) -> int:
-    """The cost of a request, in uncached prompt tokens."""
-    return INPUT_COST * prompt_tokens + OUTPUT_COST * output_tokens
 
 
 class Lengths:
@@ -115,9 +108,13 @@ class Growth:
     max_new_tokens: int
     started_step: int
 
+    def made(self, step: int) -> int:
+        """Output tokens per sequence by now, at most: a request that waits inside the engine makes none."""
+        return min(step - self.started_step, self.max_new_tokens)
+
     def used(self, step: int) -> int:
-        """KV tokens held by now, at most: a request that still waits inside the engine holds none."""
-        return self.prompt_tokens + self.sequences * min(step - self.started_step, self.max_new_tokens)
+        """KV tokens held by now, at most."""
+        return self.prompt_tokens + self.sequences * self.made(step)
 
     def remaining(self, step: int) -> int:
         """Output tokens per sequence still to come, probably.
@@ -125,7 +122,7 @@ class Growth:
         A request that has outlived its forecast is expected to go on for a quarter of its age: lengths
         are heavy-tailed, so that what has lived long lives longer (a point guess would say 0).
         """
-        made = min(step - self.started_step, self.max_new_tokens)
+        made = self.made(step)
         return min(self.max_new_tokens - made, max(self.expected_tokens - made, made // 4, 1))
 
     @property
@@ -138,17 +135,21 @@ class KvForecast:
     """The KV peak of one rank's running set.
 
     Args:
-        kv_tokens: Tokens that the rank's cache holds.
+        kv_tokens: Tokens that the rank's cache holds; 0 where there is none to fill.
         spare: Share of it that is left free.
     """
 
     def __init__(self, kv_tokens: int, *, spare: float = 0.02) -> None:
-        self._room = int(kv_tokens * (1 - spare))
+        self._room = int(kv_tokens * (1 - spare)) if kv_tokens else sys.maxsize
         # All mutable state: the set, its worst case, its expected peak as of the last step
         self._running: set[Growth] = set()
         self._most = 0
         self._peak = 0
-        self._step = 0
+        self.step = 0
+        """Engine steps so far."""
+
+    def __len__(self) -> int:
+        return len(self._running)
 
     def __repr__(self) -> str:
         return f"<KvForecast {self._peak} of {self._room} tokens, {len(self._running)} running>"
@@ -166,7 +167,7 @@ class KvForecast:
 
     def add(self, prompt_tokens: int, sequences: int, expected_tokens: int, max_new_tokens: int) -> Growth:
         """The request is sent. Until the next step its whole expected size counts on top of the peak."""
-        growth = Growth(prompt_tokens, sequences, expected_tokens, max_new_tokens, self._step)
+        growth = Growth(prompt_tokens, sequences, expected_tokens, max_new_tokens, self.step)
         self._running.add(growth)
         self._most += growth.most
         self._peak += prompt_tokens + sequences * expected_tokens
@@ -176,14 +177,13 @@ class KvForecast:
         """The request has ended. The peak is worked out anew at the next step."""
         self._running.remove(growth)
         self._most -= growth.most
-        if not self._running:
-            self._peak = 0
+        self._peak = min(self._peak, self._most)
 
     def on_step(self) -> None:
         """One engine step has passed."""
-        self._step += 1
+        self.step += 1
         # Where even the worst case fits, nobody asks for the peak.
-        self._peak = self._most if self._most <= self._room else peak(self._running, self._step)
+        self._peak = self._most if self._most <= self._room else peak(self._running, self.step)
 
 
 def peak(running: Iterable[Growth], step: int) -> int:

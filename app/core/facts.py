@@ -24,7 +24,7 @@ class EngineFacts:
     block_size: int
     """Tokens per KV block."""
     kv_tokens: int
-    """Tokens that the KV cache of one rank holds."""
+    """Tokens that the KV cache of one rank holds; 0 for a model without one (many pooling models)."""
     kv_dtype: str
     ranks: int
     """Data-parallel ranks."""

@@ -114,6 +114,8 @@ class Demand:
     max_new_tokens: int
     """The most tokens that each sequence may emit (0 for pooling)."""
     sequences: int = 1
+    prompts: int = 1
+    """Prompts whose tokens are summed up in `prompt_tokens` (a list in one request)."""
 
 
 @dataclass(slots=True)
@@ -125,8 +127,14 @@ class Usage:
     """Of the prompt tokens, those found in the prefix cache."""
     completion_tokens: int = 0
 
+    def add(self, other: Usage) -> None:
+        """Add what another generation used."""
+        self.prompt_tokens += other.prompt_tokens
+        self.cached_tokens += other.cached_tokens
+        self.completion_tokens += other.completion_tokens
 
-@dataclass(slots=True, eq=False)
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Record:
     """A request on its way through the gateway. Mutable; one event loop; one owner, the edge."""
 
@@ -141,6 +149,10 @@ class Record:
     model: str | None = None
     """A served name, never the client's text."""
     usage: Usage = field(default_factory=Usage)
+    deadline_s: float | None = None
+    """Seconds from arrival to the first token after which the answer is of no use, by the client's word."""
+    tells_queue: bool = False
+    """The client wants to hear how it stood in the queue."""
     rejection: Rejected | None = None
     """Set before a refusal is raised. The edge trusts it, not the exception that arrives."""
     failure: BaseException | None = None
@@ -157,6 +169,8 @@ class Record:
     """The edge's hold-back: lets the response out."""
     on_failure: Callable[[], None] | None = None
     """The edge's: from here on the stream may not claim to be complete."""
+    on_cut: Callable[[], None] | None = None
+    """The edge's: end the request now, as if the client had left."""
     held: list[Releasable] = field(default_factory=list)
     """What the edge gives back in its ``finally``."""
 
@@ -164,6 +178,12 @@ class Record:
     def tenant(self) -> Tenant | None:
         """The tenant, once auth has found it."""
         return self.principal.tenant if self.principal else None
+
+    def set_header(self, name: str, value: str) -> None:
+        """Add a response header, in the place of an earlier one of that name (lower case)."""
+        key = name.encode("latin-1")
+        self.headers[:] = [header for header in self.headers if header[0] != key]
+        self.headers.append((key, value.encode("latin-1")))
 
     def reject(self, rejection: Rejected) -> Rejected:
         """Note a refusal, so that ``raise record.reject(Rejected(...))`` cannot be swallowed."""

@@ -34,10 +34,13 @@ from .run import Runs
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator
 
-    from ..core.observer import Releasable
+    from ..core.record import Usage
 
 # Keys of sampling_params.extra_args (the body's kv_transfer_params and vllm_xargs) that are not a client's.
 _RESERVED_ARGS = ("fairgate", "kv_transfer_params", "ec_transfer_params", "session_id")
+
+FLEX = 1
+"""`priority_of` a request that asks for the batch class."""
 
 
 class AdmissionSeam(Protocol):
@@ -46,8 +49,23 @@ class AdmissionSeam(Protocol):
     def check(self, record: Record, sequences: int) -> None:
         """Refuse early, before the prompt is rendered."""
 
-    async def admit(self, record: Record, demand: Demand) -> Releasable:
-        """Wait for the tenant's turn."""
+    async def admit(self, record: Record, demand: Demand, *, flex: bool = False) -> ShareSeam:
+        """Wait for the tenant's turn; ``flex`` asks for the batch class."""
+
+
+class ShareSeam(Protocol):
+    """What one generation holds of the engine."""
+
+    @property
+    def priority(self) -> int:
+        """Place in fair order: lower goes first."""
+
+    @property
+    def rank(self) -> int:
+        """The data-parallel rank to run on."""
+
+    def settle(self, usage: Usage, *, finished: bool) -> None:
+        """It has ended, having used so much. Idempotent."""
 
 
 class EngineGate:
@@ -58,6 +76,7 @@ class EngineGate:
         admission: Hands out slots.
         served_names: Names of the base model.
         salt_secret: Keys the tenants' prefix-cache salts.
+        ranks: Data-parallel ranks; with one, the engine is not told which.
         clock: Monotonic seconds.
     """
 
@@ -69,11 +88,13 @@ class EngineGate:
         served_names: tuple[str, ...],
         salt_secret: bytes,
         clock: Callable[[], float],
+        ranks: int = 1,
     ) -> None:
         self._engine = engine
         self._admission = admission
         self._served_names = served_names
         self._salt_secret = salt_secret
+        self._ranks = ranks
         self._runs = Runs(engine, clock)
 
     def __repr__(self) -> str:
@@ -89,6 +110,12 @@ class EngineGate:
         vLLM's handlers would raise `dead_error`, whose own handler ends the server.
         """
         return False
+
+    def cut_stalled(self, limit_s: float) -> None:
+        """End the requests whose clients have read nothing for so long."""
+        for record in list(self._runs.stalled(limit_s)):
+            if record.on_cut is not None:
+                record.on_cut()
 
     def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
         """Called by vLLM's handlers before the prompt is rendered.
@@ -119,7 +146,8 @@ class EngineGate:
     ) -> AsyncGenerator[Any, None]:
         """As vLLM's, for the tenant of the open Record.
 
-        The arguments named above and not passed on are not a client's to set.
+        The arguments named above and not passed on as they came are not a client's to set.
+        ``priority`` is what `priority_of` made of the request.
 
         Raises:
             RefusedLate: Refused; the Record says why.
@@ -133,12 +161,20 @@ class EngineGate:
             _strip(sampling_params)
             # 2. How much, and whose turn
             demand = self._demand(prompt, sampling_params.max_tokens, sampling_params.n)
-            slot = await self._admission.admit(record, demand)
+            slot = await self._admission.admit(record, demand, flex=priority == FLEX)
             run = self._runs.start(record, slot, demand)
             # 3. The engine's tokens, counted as they pass
             is_delta = sampling_params.output_kind is RequestOutputKind.DELTA
             counts = run.counts
-            stream = self._engine.generate(prompt, sampling_params, run.id, lora_request=lora_request, **rest)
+            stream = self._engine.generate(
+                prompt,
+                sampling_params,
+                run.id,
+                lora_request=lora_request,
+                priority=run.priority,
+                data_parallel_rank=run.rank if self._ranks > 1 else None,
+                **rest,
+            )
             try:
                 async for output in stream:
                     for sequence in output.outputs:
@@ -180,7 +216,13 @@ class EngineGate:
             slot = await self._admission.admit(record, demand)
             run = self._runs.start(record, slot, demand)
             stream = self._engine.encode(
-                prompt, pooling_params, run.id, lora_request=lora_request, trace_headers=trace_headers, **rest
+                prompt,
+                pooling_params,
+                run.id,
+                lora_request=lora_request,
+                trace_headers=trace_headers,
+                priority=run.priority,
+                **rest,
             )
             try:
                 async for output in stream:
@@ -234,6 +276,14 @@ class EngineGate:
                 record.fail(error)
                 raise
             raise RefusedLate(record.reject(mapped)) from error
+
+
+def priority_of(request: Any) -> int:
+    """What vLLM's handlers pass on as a request's priority: whether the client has lowered its own.
+
+    ``service_tier: "flex"`` is OpenAI's word for it. A number of the client's counts for nothing.
+    """
+    return FLEX if getattr(request, "service_tier", None) == "flex" else 0
 
 
 def _open_record() -> Record:

@@ -78,6 +78,7 @@ class LoadedEngine:
             served_names=self.facts.served_names,
             salt_secret=salt_secret,
             clock=clock,
+            ranks=self.facts.ranks,
         )
         await mount(app, gate, self._args, self.facts.tasks)
         return gate
@@ -143,6 +144,8 @@ def parse(flags: list[str]) -> Namespace:
     parser = make_arg_parser(_Parser())
     args: Namespace = parser.parse_args(flags)
     validate_parsed_serve_args(args)
+    # The engine's own waiting list, short as it is kept, goes by our order too
+    args.scheduling_policy = "priority"
     # usage.prompt_tokens_details.cached_tokens is how a tenant sees what the prefix cache saved it
     args.enable_prompt_tokens_details = True
     return args

@@ -48,9 +48,11 @@ class CountedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM's types stay inside ap
 
 def _computed(state: Any) -> dict[int, int]:
     """Tokens by sequence index: the live sequence's, and those of finished siblings not yet delivered."""
-    counts = {}
+    counts = {state.request_index: 0}  # pooling makes none; that it is known here says something too
     if state.parent_req is not None:
-        counts = {i: len(done.token_ids) for i, done in enumerate(state.parent_req.output_aggregator) if done}
+        counts |= {
+            i: len(done.token_ids) for i, done in enumerate(state.parent_req.output_aggregator) if done
+        }
     if state.detokenizer is not None:
         counts[state.request_index] = state.detokenizer.num_output_tokens()
     return counts

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from vllm.entrypoints.generate.base.serving import GenerateBaseServing
@@ -19,14 +20,18 @@ from vllm.entrypoints.serve.exception_handling.register import init_exception_ha
 from vllm.exceptions import VLLMClientError
 
 from ..core.record import current_record
-from .refusals import RefusedEarly, RefusedLate, forbidden_model
+from .gate import priority_of
+from .refusals import RefusedEarly, RefusedLate, clients_mistake, forbidden_model
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Iterator
 
     from .gate import EngineGate
 
 _MESSAGES_LOGGER = "vllm.entrypoints.anthropic.api_router"
+
+_FAILED = "The server failed on this request. The request id identifies it in the server's log."
 
 
 async def mount(app: Any, gate: EngineGate, args: Namespace, tasks: tuple[str, ...]) -> None:
@@ -34,12 +39,31 @@ async def mount(app: Any, gate: EngineGate, args: Namespace, tasks: tuple[str, .
     app.state.args = args
     # vLLM's handler for engine errors stops the server through this attribute. Ours decides by itself.
     app.state.server = _NoServer()
-    register_api_routers(args, app, tasks, gate.model_config)
+    with _root_logger_kept():
+        register_api_routers(args, app, tasks, gate.model_config)
     init_exception_handler(app)
     app_state.OpenAIServingModels = TenantModels
     _note_stream_errors()
+    GenerateBaseServing._get_priority = staticmethod(lambda request, raw_request: priority_of(request))
     logging.getLogger(_MESSAGES_LOGGER).addFilter(_is_our_fault)
     await app_state.init_app_state(gate, app.state, args, tasks)
+
+
+@contextmanager
+def _root_logger_kept() -> Iterator[None]:
+    """Undo what a library does to the root logger when it is imported.
+
+    model_hosting_container_standards, which comes with vLLM's SageMaker routes, sets it and its handlers
+    to ERROR: from then on nothing was logged of any request.
+    """
+    root = logging.getLogger()
+    levels: list[tuple[logging.Logger | logging.Handler, int]] = [(root, root.level)]
+    levels += [(handler, handler.level) for handler in root.handlers]
+    try:
+        yield
+    finally:
+        for logger, level in levels:
+            logger.setLevel(level)
 
 
 def _is_our_fault(line: logging.LogRecord) -> bool:
@@ -95,6 +119,8 @@ def _note_stream_errors() -> None:
         record = current_record.get()
         if record is not None and record.rejection is None:
             record.fail(message if isinstance(message, Exception) else RuntimeError(str(message)))
+        if isinstance(message, Exception) and clients_mistake(message) is None:
+            message = RuntimeError(_FAILED)  # vLLM would tell the client the exception's own words
         return original(self, message, *args, **kwargs)
 
     create_streaming_error_response._fairgate = True  # type: ignore[attr-defined]

@@ -10,11 +10,13 @@ import asyncio
 import itertools
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from ..core.record import Usage
 
-    from ..core.observer import Releasable
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from ..core.record import Demand, Record
+    from .gate import ShareSeam
 
 
 class Runs:
@@ -37,7 +39,7 @@ class Runs:
     def __len__(self) -> int:
         return len(self._running)
 
-    def start(self, record: Record, slot: Releasable, demand: Demand) -> Run:
+    def start(self, record: Record, slot: ShareSeam, demand: Demand) -> Run:
         """The request is admitted: from here on its slot and its tokens are this run's."""
         # An id of ours: the engine aborts every request that shares one, and clients choose theirs.
         run = Run(f"fairgate-{next(self._ids)}", self, record, slot, demand)
@@ -68,31 +70,68 @@ class Runs:
         if run is not None:
             run.computed(counts)
 
+    def stalled(self, limit_s: float) -> Iterator[Record]:
+        """The requests whose clients have left their tokens unread for so long. Asked once a second or so.
+
+        The engine does not wait for a client: it computes on, and vLLM keeps what is not fetched. A stream is
+        stalled when the engine has more for it than it has taken, and it has taken nothing since.
+        """
+        now_s = self._clock()
+        for run in self._running.values():
+            if run.is_stalled(now_s, limit_s) and self._has_more(run):
+                yield run.record
+
+    def _has_more(self, run: Run) -> bool:
+        computed = self._engine.computed(run.id)
+        return not computed or sum(computed.values()) > sum(run.counts)  # unknown there: it has ended
+
 
 class Run:
     """One request in the engine: its id there, its counts, its slot."""
 
-    def __init__(self, id: str, runs: Runs, record: Record, slot: Releasable, demand: Demand) -> None:
+    def __init__(self, id: str, runs: Runs, record: Record, slot: ShareSeam, demand: Demand) -> None:
         self.id = id
+        self.record = record
         self.counts = [0] * demand.sequences
         """Tokens computed, by sequence index."""
         self.has_output = False
         self.is_finished = False
         self._runs = runs
-        self._record = record
         self._slot = slot
         self._prompt_tokens = demand.prompt_tokens
         self._cached_tokens = 0
+        self._was_taken = False
+        self._seen_tokens = 0
+        self._seen_s = 0.0
+
+    @property
+    def priority(self) -> int:
+        """Place in fair order, for the engine's own waiting list."""
+        return self._slot.priority
+
+    @property
+    def rank(self) -> int:
+        """The data-parallel rank to run on."""
+        return self._slot.rank
+
+    def is_stalled(self, now_s: float, limit_s: float) -> bool:
+        """Whether no token has passed for so long, between looks. Only of a stream that has begun."""
+        tokens = sum(self.counts)
+        if tokens != self._seen_tokens or not self.has_output:
+            self._seen_tokens, self._seen_s = tokens, now_s
+            return False
+        return now_s - self._seen_s >= limit_s
 
     def first_output(self, output: Any) -> None:
         """Note the first token's time, and what the prefix cache gave."""
         self.has_output = True
         self._cached_tokens = getattr(output, "num_cached_tokens", None) or 0
-        if self._record.first_token_s is None:
-            self._record.first_token_s = self._runs.now_s()
+        if self.record.first_token_s is None:
+            self.record.first_token_s = self._runs.now_s()
 
     def computed(self, counts: dict[int, int]) -> None:
         """What the engine says it has computed, which may be more than has passed the gate."""
+        self._was_taken = self._was_taken or bool(counts)
         for index, tokens in counts.items():
             self.counts[index] = max(self.counts[index], tokens)
 
@@ -105,9 +144,13 @@ class Run:
         if self._runs.has_ended(self):
             return
         self._runs.end(self)
-        usage = self._record.usage
-        usage.prompt_tokens += self._prompt_tokens
-        usage.cached_tokens += self._cached_tokens
-        usage.completion_tokens += sum(self.counts)
-        self._record.held.remove(self)
-        self._slot.release()
+        self.record.held.remove(self)
+        used = self._used()
+        self.record.usage.add(used)
+        self._slot.settle(used, finished=self.is_finished)
+
+    def _used(self) -> Usage:
+        """What the engine computed; nothing for a request that it refused to take."""
+        if not (self.has_output or self.is_finished or self._was_taken):
+            return Usage()
+        return Usage(self._prompt_tokens, self._cached_tokens, sum(self.counts))

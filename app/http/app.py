@@ -13,20 +13,22 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette._utils import get_route_path
+from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
+from ..core.errors import Outcome, Rejected
 from ..core.record import current_record
 from . import errors
 from .ops import OPS_ROUTES, not_now
 
 if TYPE_CHECKING:
-    from starlette.datastructures import Headers
     from starlette.requests import Request
     from starlette.routing import BaseRoute
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from ..core.health import Health
+    from ..core.record import Record
 
 SERVED_ROUTES: frozenset[str] = frozenset(
     {
@@ -50,6 +52,12 @@ SERVED_ROUTES: frozenset[str] = frozenset(
     }
 )
 """Of vLLM's routes, those that answer. The rest is taken off: what vLLM adds is closed until read."""
+
+DEADLINE_HEADER = "x-request-deadline"
+"""Seconds to the first token after which the client has no use for the answer."""
+MOST_DEADLINE_S = 86_400
+QUEUE_HEADER = "x-fairgate-queue"
+"""Asks for ``x-fairgate-position`` and ``x-fairgate-wait`` on the answer."""
 
 DOCS_ROUTES: frozenset[str] = frozenset({"/docs", "/openapi.json"})
 """FastAPI's own, over exactly the routes above."""
@@ -123,7 +131,35 @@ class Dispatch:
             record.route = path
         if self.served is None or not self._health.is_ready:
             raise record.reject(not_now(self._health))
+        _read_wishes(record, scope)
         await self.served(scope, receive, send)
+
+
+def _read_wishes(record: Record, scope: Scope) -> None:
+    """What a client may ask of admission by header: a deadline, and to hear how it stood in the queue.
+
+    Raises:
+        Rejected: 400, the deadline is no number of seconds.
+    """
+    headers = Headers(scope=scope)
+    record.tells_queue = QUEUE_HEADER in headers
+    text = headers.get(DEADLINE_HEADER)
+    if text is None:
+        return
+    try:
+        deadline_s = float(text)
+    except ValueError:
+        deadline_s = 0.0
+    if not 0 < deadline_s <= MOST_DEADLINE_S:  # false for NaN too
+        raise record.reject(
+            Rejected(
+                Outcome.INVALID,
+                f"{DEADLINE_HEADER} must be a number of seconds above 0, {MOST_DEADLINE_S} at most.",
+                code="invalid_request",
+                param=DEADLINE_HEADER,
+            )
+        )
+    record.deadline_s = deadline_s
 
 
 class Cors(CORSMiddleware):

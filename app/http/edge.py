@@ -91,6 +91,8 @@ class Edge:
         record = self._open(scope)
         answer = Answer(record, receive, send, max_body_bytes=self._max_body_bytes)
         token = current_record.set(record)
+        task = asyncio.current_task()
+        record.on_cut = lambda: answer.cut(task)
         try:
             answer.check_length(scope["headers"])
             await self._app(scope, answer.receive, answer)
@@ -100,12 +102,12 @@ class Edge:
             await answer.finish()
         except Exception as fault:
             if record.rejection is None:
-                log.exception("request %s failed", record.id)
                 record.fail(fault)
             await answer.finish()
         except BaseException as cut:
-            record.fail(cut)  # the server ends this request's task before it has an answer
-            raise
+            if not answer.client_left:
+                record.fail(cut)  # the server ends this request's task before it has an answer
+                raise
         finally:
             current_record.reset(token)
             self._close(record, client_left=answer.client_left)
@@ -120,6 +122,9 @@ class Edge:
         self._in_flight.discard(record)
         record.release()
         record.close(self._clock(), client_left=client_left)
+        if record.outcome is Outcome.FAILED:
+            # Once, here: vLLM's handlers swallow what they cannot answer.
+            log.error("request %s failed", record.id, exc_info=record.failure)
         for observer in self._observers:
             try:
                 observer.closed(record)
@@ -166,6 +171,12 @@ class Answer:
         elif not self._complete:
             self.client_left = True
         return message
+
+    def cut(self, task: asyncio.Task[None] | None) -> None:
+        """The client has stopped reading: it counts as gone, and the request's task ends."""
+        if not self._complete and task is not None:
+            self.client_left = True
+            task.cancel()
 
     def check_length(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Refuse a body by its stated length, before a byte of it is read.

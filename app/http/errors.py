@@ -49,6 +49,7 @@ _FALLBACKS = {
 }
 
 _TOO_LONG = ("maximum context length", "maximum model length", "longer than the maximum")
+_LONE_SURROGATE = "The text is not valid Unicode: it holds half of a surrogate pair."
 _DETAILS = re.compile(r" \((?:parameter|value)=.*\)\Z", re.DOTALL)
 _NAME = re.compile(r"[a-z_][a-z0-9_]*\Z")
 # Names of a union's branches in pydantic's error places, which are no fields
@@ -181,6 +182,8 @@ def _read(body: bytes, status: int) -> tuple[str, str | None]:
     if not isinstance(error, dict):
         return fallback, None
     message = error.get("message") or error.get("detail")
+    if isinstance(message, str) and message.startswith("TextEncodeInput"):
+        message = _LONE_SURROGATE  # the tokenizer's word for the only text that it cannot take
     param = error.get("param")
     return (
         _without_details(message) if isinstance(message, str) and message else fallback,

@@ -6,7 +6,7 @@ only routes that answer without a key, and neither waits for the engine or for o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response
@@ -23,13 +23,17 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from ..core.health import Health
+    from ..core.record import Record
 
 OPEN_ROUTES: frozenset[str] = frozenset({"/livez", "/readyz", "/health"})
 """Answered without a key. ``/health`` is readiness under the name that vLLM's probes use."""
 
 OPERATOR_ROUTES: frozenset[str] = frozenset({"/metrics"})
 
-OPS_ROUTES: frozenset[str] = OPEN_ROUTES | OPERATOR_ROUTES
+USAGE_ROUTE = "/usage"
+"""A tenant's own limits, use and place in the queue."""
+
+OPS_ROUTES: frozenset[str] = OPEN_ROUTES | OPERATOR_ROUTES | {USAGE_ROUTE}
 
 
 RETRY_LOADING_S = 5
@@ -37,12 +41,18 @@ RETRY_DRAINING_S = 10
 RETRY_DOWN_S = 30
 
 
-def ops_app(health: Health, *, scrape: Callable[[], tuple[bytes, str]]) -> ASGIApp:
+def ops_app(
+    health: Health,
+    *,
+    scrape: Callable[[], tuple[bytes, str]],
+    usage: Callable[[Record], dict[str, Any]],
+) -> ASGIApp:
     """The application of our own routes.
 
     Args:
         health: Read at each probe.
         scrape: The metrics page and its content type.
+        usage: What the tenant of a Record may know of itself.
     """
 
     async def livez(request: Request) -> Response:
@@ -55,12 +65,16 @@ def ops_app(health: Health, *, scrape: Callable[[], tuple[bytes, str]]) -> ASGIA
         page, content_type = scrape()
         return Response(page, headers={"content-type": content_type})
 
+    async def own_usage(request: Request) -> Response:
+        return JSONResponse(usage(_record()))
+
     return Starlette(
         routes=[
             Route("/livez", livez),
             Route("/readyz", readyz),
             Route("/health", readyz),
             Route("/metrics", metrics),
+            Route(USAGE_ROUTE, own_usage),
         ]
     )
 
@@ -87,6 +101,10 @@ def not_now(health: Health) -> Rejected:
 def _answer(ok: bool, health: Health) -> Response:
     if ok:
         return JSONResponse({"status": "ok", "phase": health.phase})
+    raise _record().reject(not_now(health))
+
+
+def _record() -> Record:
     record = current_record.get()
     assert record is not None, "the edge opens a Record for every request"
-    raise record.reject(not_now(health))
+    return record

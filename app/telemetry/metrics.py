@@ -7,7 +7,8 @@ outcomes, kinds. Nothing that a client chose ever stands in one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
 
 from prometheus_client import Counter, Gauge, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -15,7 +16,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from ..core.errors import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from prometheus_client import CollectorRegistry
 
@@ -26,6 +27,24 @@ NO_TENANT = "none"
 OTHER_TENANT = "other"
 """Label of tenants that are not configured (any more)."""
 KINDS = ("prompt", "cached", "completion")
+
+
+class Seen(Protocol):
+    """Admission as it stands."""
+
+    @property
+    def running(self) -> Mapping[str, int]:
+        """Sequences in the engine by tenant."""
+
+
+class Watched(Protocol):
+    """What is asked of admission at each scrape."""
+
+    def queue_depths(self) -> tuple[int, ...]:
+        """Requests that wait, by rank."""
+
+    def snapshot(self) -> Seen:
+        """The whole."""
 
 
 class Metrics:
@@ -43,6 +62,7 @@ class Metrics:
         self._registry = registry
         self._quiet_routes = quiet_routes
         self._tenants: frozenset[str] = frozenset()
+        self._watched: Watched | None = None
         self._requests = Counter(
             "fairgate_requests", "Requests ended.", ("tenant", "outcome"), registry=registry
         )
@@ -51,6 +71,18 @@ class Metrics:
             "fairgate_config_reloads", "Reloads of the tenants file.", ("result",), registry=registry
         )
         self._engine_up = Gauge("fairgate_engine_up", "1 while the engine serves.", registry=registry)
+        self._store_up = Gauge(
+            "fairgate_store_up", "1 while limits are counted where they should be.", registry=registry
+        )
+        self._queued = Gauge(
+            "fairgate_queue_depth",
+            "Requests that wait for a rank: its part of ours and the engine's own list.",
+            ("rank",),
+            registry=registry,
+        )
+        self._in_flight = Gauge(
+            "fairgate_in_flight", "Sequences in the engine, by tenant.", ("tenant",), registry=registry
+        )
         for result in ("ok", "failed"):
             self._reloads.labels(result)
         self.set_tenants(tenants)
@@ -63,6 +95,11 @@ class Metrics:
                 self._requests.remove(gone, outcome.value)
             for kind in KINDS:
                 self._tokens.remove(gone, kind)
+            if self._watched is not None:
+                self._in_flight.remove(gone)
+        if self._watched is not None:
+            for tenant in known - self._tenants:
+                self._watch_tenant(tenant, self._watched)
         self._tenants = known
         for tenant in (*known, NO_TENANT, OTHER_TENANT):
             for outcome in Outcome:
@@ -91,6 +128,21 @@ class Metrics:
         """The engine serves, or has ended."""
         self._engine_up.set(1 if up else 0)
 
+    def store_is_up(self, up: bool) -> None:
+        """The shared store answers, or limits are counted (or refused) without it."""
+        self._store_up.set(1 if up else 0)
+
+    def watch(self, admission: Watched) -> None:
+        """Ask admission at each scrape from now on."""
+        for rank in range(len(admission.queue_depths())):
+            self._queued.labels(str(rank)).set_function(partial(_depth, admission, rank))
+        for tenant in (*self._tenants, OTHER_TENANT):
+            self._watch_tenant(tenant, admission)
+        self._watched = admission
+
+    def _watch_tenant(self, tenant: str, admission: Watched) -> None:
+        self._in_flight.labels(tenant).set_function(lambda: admission.snapshot().running.get(tenant, 0))
+
     def scrape(self) -> tuple[bytes, str]:
         """The page and its content type."""
         return generate_latest(self._registry), CONTENT_TYPE_LATEST
@@ -99,3 +151,7 @@ class Metrics:
         if record.tenant is None:
             return NO_TENANT
         return record.tenant.id if record.tenant.id in self._tenants else OTHER_TENANT
+
+
+def _depth(admission: Watched, rank: int) -> float:
+    return admission.queue_depths()[rank]

@@ -87,7 +87,7 @@ Instant = Annotated[
 ]
 # Strict, so that neither `true` nor "100" passes for a number.
 Count = Annotated[int, Field(strict=True, ge=1, le=MAX_COUNT)]
-Weight = Annotated[float, Field(strict=True, gt=0, le=1000, allow_inf_nan=False)]
+Weight = Annotated[float, Field(strict=True, ge=0.001, le=1000, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(strict=True, gt=0, le=86400, allow_inf_nan=False)]
 Flag = Literal["shared_prefix_cache", "no_preempt"]
 

@@ -13,12 +13,15 @@ from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 
 from app.admission.admission import Admission
+from app.admission.policy import Policy
+from app.admission.store import MemoryStore
 from app.core.errors import Outcome
 from app.core.record import Key, Principal, Record, Tenant, current_record
 from app.engine.gate import EngineGate
 
 from ..support.asgi import settle
 from ..support.clock import FakeClock
+from ..support.facts import facts
 from ..support.stack import ACME, GLOBEX, MODEL, NARROW, SHARED, SHARED_TOO, chat
 
 if TYPE_CHECKING:
@@ -103,7 +106,7 @@ async def test_client_cannot_set_what_is_the_gateways(stack: Stack, path: str, b
     answer = await stack.fetch("POST", path, json=body, headers=headers)
     assert answer.status == 200, answer.content
     request = stack.core.last
-    assert request.priority == 0
+    assert request.priority > 0  # our place in fair order, not the client's number
     assert request.data_parallel_rank is None
     assert request.session_id is None
     assert request.kv_hints is None
@@ -223,8 +226,8 @@ class StubEngine:
         yield SimpleNamespace(num_cached_tokens=2)
 
     def computed(self, request_id: str) -> dict[int, int]:
-        """Pooling computes no tokens."""
-        return {}
+        """Pooling computes no tokens, of a request that it knows."""
+        return {0: 0}
 
     async def abort(self, request_id: str) -> None:
         """Note it."""
@@ -236,7 +239,9 @@ class Rig:
 
     def __init__(self) -> None:
         self.engine = StubEngine()
-        self.admission = Admission()
+        self.admission = Admission(
+            facts(), store=MemoryStore(lambda: 0, lambda: 0), policy=Policy(), clock=FakeClock()
+        )
         self.gate = EngineGate(
             self.engine,
             admission=self.admission,
@@ -262,17 +267,17 @@ async def take(stream: AsyncIterator[Any]) -> list[Any]:
 
 
 async def test_pooling_is_gated_like_generation(rig: Rig) -> None:
-    """A slot, a salt, an id of ours; client's priority dropped; prompt tokens counted."""
+    """A slot, a salt, an id and a place of ours, whatever the client's priority; prompt tokens counted."""
     rig.engine.go.set()
     outputs = await take(rig.gate.encode(tokens_input([1, 2, 3]), PoolingParams(), "theirs", priority=-5))
     assert len(outputs) == 1
     ((engine_id, rest),) = rig.engine.calls
     assert engine_id == "fairgate-0"
-    assert "priority" not in rest
+    assert rest["priority"] > 0
     assert len(rest["prompt"]["cache_salt"]) == 64
     assert (rig.record.usage.prompt_tokens, rig.record.usage.cached_tokens) == (3, 2)
     assert rig.record.usage.completion_tokens == 0
-    assert rig.admission.snapshot() == {}
+    assert rig.admission.snapshot().running == {}
     assert rig.engine.aborted == []
 
 
@@ -280,9 +285,9 @@ async def test_pooling_whose_client_leaves_is_aborted_by_the_release(rig: Rig) -
     """The edge releases the Record; the generator may end whenever it likes."""
     running = asyncio.create_task(take(rig.gate.encode(tokens_input([1, 2, 3]), PoolingParams(), "theirs")))
     await settle()
-    assert rig.admission.snapshot() == {"acme": 1}
+    assert rig.admission.snapshot().running == {"acme": 1}
     rig.record.release()
-    assert rig.admission.snapshot() == {}
+    assert rig.admission.snapshot().running == {}
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     await settle()

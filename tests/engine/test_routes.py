@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from app.core.errors import Outcome
+
 from ..support.asgi import settle
 from ..support.stack import MODEL, chat
 
@@ -79,14 +81,31 @@ async def test_handler_that_would_stop_the_server_stops_nothing(stack: Stack) ->
     assert (await stack.fetch("GET", "/v1/models")).status == 200
 
 
-async def test_request_error_in_a_stream_is_noted_on_the_record(stack: Stack) -> None:
-    """vLLM's stream handlers swallow what goes wrong; the Record knows all the same."""
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_handlers_own_fault_in_a_stream_is_noted_on_the_record(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """vLLM's stream handlers swallow it, tell it as an event and go on to ``[DONE]``; the Record knows."""
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionStreamResponse
+    from vllm.entrypoints.openai.completion.protocol import CompletionStreamResponse
+
+    def broken(*args: object, **kwargs: object) -> str:
+        raise RuntimeError("cannot be written")
+
     stack.core.automatic = False
-    async with stack.request("POST", "/v1/chat/completions", json=chat(stream=True)) as exchange:
+    body = {**chat(stream=True), "prompt": "Say"}
+    async with stack.request("POST", path, json=body) as exchange:
         await settle()
         stack.core.emit()
         await exchange.chunk()
-        stack.core.break_down(RuntimeError("cannot decode"))
+        await settle()
+        for response in (ChatCompletionStreamResponse, CompletionStreamResponse):
+            monkeypatch.setattr(response, "model_dump_json", broken)
+        stack.core.emit()
         await exchange.body()
-    assert stack.record.failure is not None
-    assert b"cannot decode" not in exchange.content
+    assert b"[DONE]" not in exchange.content
+    assert b"error" in exchange.content
+    assert b"cannot be written" not in exchange.content
+    assert stack.record.outcome is Outcome.FAILED
+    await settle()
+    assert stack.core.aborted == ["fairgate-0"]

@@ -162,11 +162,19 @@ class Stack:
         self.loaded = engine
         await self.gateway.open(engine)
 
+    def running(self) -> dict[str, int]:
+        """Sequences in the engine, by tenant."""
+        assert self.gateway.admission is not None
+        return dict(self.gateway.admission.snapshot().running)
+
     async def close(self) -> None:
         """End the engine's task, and look whether anything was left behind."""
         await settle()
         assert self.app.in_flight == 0
-        assert self.gateway.admission.snapshot() == {}
+        if (admission := self.gateway.admission) is not None:
+            admission.check_integrity()
+            now = admission.snapshot()
+            assert (dict(now.running), now.queued, now.reserved) == ({}, 0, 0)
         if self._engine is not None:
             await self._engine.close()
             assert not self._engine.output_processor.request_states
