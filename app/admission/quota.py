@@ -44,7 +44,7 @@ MOST = 150_000_000
 """Units of the largest burst: a full bucket is exact in a double, the only number of a Redis script."""
 
 RATES = ("requests_per_minute", "input_tokens_per_minute", "output_tokens_per_minute", "tokens_per_minute")
-"""The fields of `Limits` that are rates; a shared store shares these and ``tokens_per_day``."""
+"""The fields of `Limits` that are rates."""
 
 
 class Dimension(StrEnum):
@@ -177,10 +177,7 @@ def lines_of(accounts: Sequence[Account]) -> list[Line]:
 
 
 def divided(limits: Limits, replicas: int) -> Limits:
-    """Each replica's part, where replicas share no store: rates and day, rounded down, at least 1.
-
-    What bounds one request or one process (lengths, concurrency, queue) stays as it is.
-    """
+    """Each replica's part, where they share no store: of rates and day only, rounded down, at least 1."""
     parts = {
         name: max(1, limit // replicas)
         for name in (*RATES, "tokens_per_day")
