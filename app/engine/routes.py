@@ -119,7 +119,8 @@ def _note_stream_errors() -> None:
         record = current_record.get()
         if record is not None and record.rejection is None:
             record.fail(message if isinstance(message, Exception) else RuntimeError(str(message)))
-        if isinstance(message, Exception) and clients_mistake(message) is None:
+        is_fault = isinstance(message, Exception) and clients_mistake(message) is None
+        if is_fault and not isinstance(message, RefusedLate):
             message = RuntimeError(_FAILED)  # vLLM would tell the client the exception's own words
         return original(self, message, *args, **kwargs)
 
