@@ -36,12 +36,15 @@ class Accounts:
     def check(self, record: Record) -> None:
         """Refuse by what this process knows, before anything is spent on the request.
 
+        Only the count of requests is looked at: how many tokens it has is not known yet, and a
+        ``Retry-After`` for fewer would not hold.
+
         Raises:
-            Rejected: Not even one token could be paid for.
+            Rejected: Not one more request may come now.
         """
         if not (accounts := self._of(record)):
             return
-        shortage = self._store.peek(accounts, Charge(1, 1, 0))
+        shortage = self._store.peek(accounts, Charge(1, 0, 0))
         if shortage is not None and not shortage.never:
             _show(record, shortage.standing)
             raise refusals.short(shortage)
