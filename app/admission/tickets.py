@@ -131,7 +131,6 @@ class Group(Share, Generic[T]):
     def forget_if_idle(self, flow: Flow[T]) -> None:
         """Keep of an idle tenant its debt, while it has one; in a quiet class nobody has."""
         if not self.length and not self.in_flight:
-            self.level.rest(max(tenant.tag for tenant in self.flows.values()))
             self.flows.clear()
             self.debtors.clear()
             return

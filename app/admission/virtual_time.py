@@ -15,7 +15,7 @@ a batch does. Three rules are taken from elsewhere, or are ours:
   else wanted it, count against it. So a newcomer goes before who was just served, and once only.
 * **Nobody waits, nobody owes.** While no child waits, a charge moves V along with the tag: capacity
   that nobody wanted is no debt, and debts from before are kept. When all is quiet V passes every
-  tag, as at the end of SFQ's busy period.
+  tag (tenants are forgotten, which is the same), as at the end of SFQ's busy period.
 * **Refunds.** Expected costs are charged early and corrected later. A refund may put a waiting child's
   tag under V by the work of REFUND_CREDIT_TICKS at most. A floor at V itself takes 6-7 % of its share from
   a tenant whose lengths vary around a true forecast (its tag is always near V, so half of each refund is

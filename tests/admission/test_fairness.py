@@ -404,6 +404,21 @@ class TestClasses:
         first = [pop(queue).tenant_id for _ in range(10)]
         assert "z" in first
 
+    def test_when_all_is_quiet_no_class_owes(self) -> None:
+        """What one class made while another waited is forgotten when nobody is left (SFQ's busy period)."""
+        queue: FairQueue[int] = FairQueue()
+        first = push(queue, "a", priority_class=INTERACTIVE)
+        push(queue, "b", priority_class=BATCH)
+        assert pop(queue) is first
+        queue.charge(first, 10_000 * UNIT)
+        second = pop(queue)
+        queue.settle(first, 10_100 * UNIT)
+        queue.settle(second, 100 * UNIT)
+        for _ in range(9):
+            push(queue, "b", priority_class=BATCH)
+            push(queue, "a", priority_class=INTERACTIVE)
+        assert tenants([pop(queue) for _ in range(9)]).count("a") == 8
+
     def test_backlogged_classes_share_eight_to_four_to_one(self) -> None:
         """However many tenants each has."""
         queue: FairQueue[int] = FairQueue()
