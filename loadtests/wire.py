@@ -13,6 +13,7 @@ A server may put several tokens into one event, so the usage says how many an ev
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import time
@@ -79,6 +80,10 @@ class Answer:
         return self.events_between(start_s, end_s) * self.tokens / events if events else 0.0
 
 
+class _ClosedIdle(ConnectionError):
+    """The server closed a kept connection before it saw the request."""
+
+
 class Connection(asyncio.Protocol):
     """A kept-alive connection: one request at a time."""
 
@@ -94,6 +99,7 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._answer = Answer(0.0)
         self._ended: asyncio.Future[None] | None = None
+        self._closed: type[ConnectionError] = ConnectionError
         self._is_stream = False
         self._is_begun = False
         self._rest = b""
@@ -102,25 +108,39 @@ class Connection(asyncio.Protocol):
     async def ask(self, ask: Ask, model: str, *, timeout_s: float) -> Answer:
         """Send a request and wait for the whole answer; an error status is an answer too.
 
+        A kept connection may be closed by the server for having idled, just as a request is sent: where
+        not a byte has come back, it is sent once more on a new one (RFC 9110, 9.2.2). Its time still
+        counts from the first sending.
+
         Raises:
             TimeoutError: It took longer than ``timeout_s``.
             ConnectionError: The server closed the connection, or cannot be reached.
         """
-        if self._transport is None:
-            await asyncio.get_running_loop().create_connection(lambda: self, self._host, self._port)
-        assert self._transport is not None
         body = ask.body(model)
-        self._ended = asyncio.get_running_loop().create_future()
-        self._is_stream, self._is_begun, self._rest, self._tail = ask.stream, False, b"", b""
+        request = f"{self._head}content-length: {len(body)}\r\n\r\n".encode() + body
         self._answer = answer = Answer(time.monotonic())
-        self._transport.write(f"{self._head}content-length: {len(body)}\r\n\r\n".encode() + body)
         try:
             async with asyncio.timeout(timeout_s):
-                await self._ended
+                if self._transport is not None:
+                    with contextlib.suppress(_ClosedIdle):
+                        await self._exchange(request, ask, closed=_ClosedIdle)
+                        return answer
+                await self._exchange(request, ask, closed=ConnectionError)
         except BaseException:
             self.close()
             raise
         return answer
+
+    async def _exchange(self, request: bytes, ask: Ask, *, closed: type[ConnectionError]) -> None:
+        """Send it; raises ``closed`` where the connection ends before a byte has come back."""
+        loop = asyncio.get_running_loop()
+        if self._transport is None:
+            await loop.create_connection(lambda: self, self._host, self._port)
+        assert self._transport is not None
+        self._ended, self._closed = loop.create_future(), closed
+        self._is_stream, self._is_begun, self._rest, self._tail = ask.stream, False, b"", b""
+        self._transport.write(request)
+        await self._ended
 
     def close(self) -> None:
         """Close it; the next `ask` opens it anew."""
@@ -135,12 +155,13 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
 
     def data_received(self, data: bytes) -> None:
+        self._closed = ConnectionError
         self._parser.feed_data(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         if self._ended is not None and not self._ended.done():
-            self._ended.set_exception(ConnectionError("the server closed the connection"))
+            self._ended.set_exception(self._closed("the server closed the connection"))
 
     # httptools' callbacks
 

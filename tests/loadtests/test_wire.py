@@ -59,7 +59,7 @@ async def serving(script: Callable[[bytes], Script]) -> AsyncIterator[int]:
                     writer.write(part)
                     await writer.drain()
                     await asyncio.sleep(0)
-                if parts[0] == HEAD and parts[-1] != END:
+                if not parts or (parts[0] == HEAD and parts[-1] != END):
                     break
         writer.close()
 
@@ -141,6 +141,15 @@ async def test_connection_that_breaks_off_raises() -> None:
             await connection.ask(Ask("hello", 1), "model", timeout_s=5)
         assert (await connection.ask(Ask("hello", 1), "model", timeout_s=5)).tokens == 1
         connection.close()
+
+
+async def test_request_on_a_connection_that_had_idled_out_is_sent_again() -> None:
+    """The server closed it for idling, just as the request was sent: nobody's failure."""
+    scripts = iter([stream([["a"]], tokens=1), [], stream([["a"]], tokens=1)])
+    async with serving(lambda _: next(scripts)) as port:
+        with contextlib.closing(Connection("127.0.0.1", port, None)) as connection:
+            for _ in range(2):
+                assert (await connection.ask(Ask("hello", 1), "model", timeout_s=5)).tokens == 1
 
 
 def test_tokens_of_a_window_are_those_that_came_inside() -> None:
