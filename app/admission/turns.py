@@ -126,10 +126,7 @@ class Turns:
     def leave(self, waiter: Waiter) -> None:
         """A waiter goes, before its turn or with the Slot just handed to it. Idempotent."""
         if waiter in self._waiting:
-            self._waiting.discard(waiter)
-            assert waiter.ticket is not None, "whoever waits has a ticket"
-            self._queue.remove(waiter.ticket)
-            self._ledger.add(waiter.tenant.id, queued=-1)
+            self._forget(waiter)
             self._dispatch()
         elif waiter.turn.done() and not waiter.turn.cancelled() and waiter.turn.exception() is None:
             waiter.turn.result().release()
@@ -237,11 +234,20 @@ class Turns:
     def _dispatch(self) -> None:
         """Move every waiter that can go."""
         while (ticket := self._queue.peek()) is not None:
+            if ticket.item.turn.cancelled():  # its task has been told, and has not run since
+                self._forget(ticket.item)
+                continue
             rank = self._rank_for(ticket.item)
             if rank is None:
                 return
             self._queue.pop()
             self._grant(ticket.item, rank)
+
+    def _forget(self, waiter: Waiter) -> None:
+        assert waiter.ticket is not None, "whoever waits has a ticket"
+        self._waiting.discard(waiter)
+        self._queue.remove(waiter.ticket)
+        self._ledger.add(waiter.tenant.id, queued=-1)
 
     def _rank_for(self, waiter: Waiter) -> int | None:
         """The rank with the least backlog whose window and cache have room."""
