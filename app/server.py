@@ -320,7 +320,9 @@ async def _load(settings: Settings) -> LoadedEngine:
     launch = await asyncio.to_thread(importlib.import_module, "app.engine.launch")
     adopt("vllm")
     try:
-        loaded: LoadedEngine = await launch.load(settings.engine)
+        loaded: LoadedEngine = await launch.load(
+            settings.engine, keep_alive_s=settings.admission.keep_alive_s
+        )
     except launch.LoadError as error:
         raise StartError(f"the engine did not start: {error}") from error
     return loaded

@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from . import overhead
+from . import decide, overhead
 
 main = typer.Typer(
     help="Load tests against real servers. Each starts and ends its servers itself.",
@@ -16,6 +16,7 @@ main = typer.Typer(
     add_completion=False,
 )
 main.command("overhead")(overhead.command)
+main.command("decide")(decide.command)
 
 
 @main.callback()
@@ -26,4 +27,7 @@ def _scenarios() -> None:
 if __name__ == "__main__":
     # A SIGTERM must stop the servers too: as an exception it passes all their context managers.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    main()
+    try:
+        main()
+    except (LoadFailed, ServerFailed) as failure:
+        sys.exit(f"loadtests: {failure}")

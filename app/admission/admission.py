@@ -25,11 +25,11 @@ from .slot import Waiter
 from .turns import Turns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
     from ..core.errors import Rejected
     from ..core.facts import EngineFacts, EngineSignals
-    from ..core.record import Demand, Limits, Record, Tenant
+    from ..core.record import Demand, Key, Limits, Record, Tenant
     from .ledger import Snapshot
     from .policy import Policy
     from .slot import Share, Slot
@@ -103,10 +103,12 @@ class Admission:
 
     async def _admit(self, record: Record, demand: Demand, *, flex: bool) -> Slot:
         # 1. May it ask for so much?
-        for limits in _limits(record):
-            _check_size(limits, demand)
+        tenant, key = tenant_of(record), key_of(record)
+        _check_size(tenant.limits, demand)
+        if key.limits is not None:
+            _check_size(key.limits, demand)
         # 2. Can the tenant pay? Reserved now, settled when it ends.
-        waiter = self._waiter(record, demand, flex=flex)
+        waiter = self._waiter(record, tenant, demand, flex=flex)
         charge = Charge(1, demand.prompt_tokens, demand.sequences * waiter.expected_tokens)
         waiter.reservation = await self._accounts.reserve(record, charge)
         # 3. Whose turn is it?
@@ -128,11 +130,11 @@ class Admission:
             if self._policy.fixes_status:
                 waiter.record.decide(self._clock())
         if waiter.record.tells_queue:
-            waiter.record.set_header("x-fairgate-position", str(self._turns.position(waiter)))
+            waiter.record.headers[b"x-fairgate-position"] = b"%d" % self._turns.position(waiter)
         try:
             slot = await waiter.turn
             if waiter.record.tells_queue:
-                waiter.record.set_header("x-fairgate-wait", f"{self._clock() - waiter.arrived_s:.3f}")
+                waiter.record.headers[b"x-fairgate-wait"] = b"%.3f" % (self._clock() - waiter.arrived_s)
             return slot
         except BaseException:
             self._turns.leave(waiter)
@@ -176,8 +178,7 @@ class Admission:
         """
         self._turns.check_integrity()
 
-    def _waiter(self, record: Record, demand: Demand, *, flex: bool) -> Waiter:
-        tenant = tenant_of(record)
+    def _waiter(self, record: Record, tenant: Tenant, demand: Demand, *, flex: bool) -> Waiter:
         priority_class = PriorityClass.BATCH if flex else tenant.priority_class
         return Waiter(
             record=record,
@@ -211,22 +212,23 @@ def tenant_of(record: Record) -> Tenant:
     return record.tenant
 
 
-def _limits(record: Record) -> Iterable[Limits]:
-    """The tenant's, and the key's if it has some."""
-    yield tenant_of(record).limits
-    if record.principal is not None and record.principal.key.limits is not None:
-        yield record.principal.key.limits
+def key_of(record: Record) -> Key:
+    """The key that a request came with."""
+    assert record.principal is not None, "auth stands before admission"
+    return record.principal.key
 
 
 def _check_size(limits: Limits, demand: Demand) -> None:
-    for what, asked, limit, param in (
-        ("prompt tokens", demand.prompt_tokens, limits.max_prompt_tokens, "messages"),
-        ("output tokens", demand.max_new_tokens, limits.max_output_tokens, "max_tokens"),
-        ("answers to a prompt", demand.sequences // demand.prompts, limits.max_n, "n"),
-    ):
-        if limit is not None and asked > limit:
-            raise refusals.over_cap(what, asked, limit, param)
+    prompt, output, n = limits.max_prompt_tokens, limits.max_output_tokens, limits.max_n
+    if prompt is not None and demand.prompt_tokens > prompt:
+        raise refusals.over_cap("prompt tokens", demand.prompt_tokens, prompt, "messages")
+    if output is not None and demand.max_new_tokens > output:
+        raise refusals.over_cap("output tokens", demand.max_new_tokens, output, "max_tokens")
+    if n is not None and demand.sequences // demand.prompts > n:
+        raise refusals.over_cap("answers to a prompt", demand.sequences // demand.prompts, n, "n")
 
 
-def _least(*seconds: float | None) -> float | None:
-    return min((s for s in seconds if s is not None), default=None)
+def _least(first: float | None, second: float | None) -> float | None:
+    if first is None or second is None:
+        return second if first is None else first
+    return min(first, second)

@@ -156,6 +156,8 @@ class FairQueue(Generic[T]):
 
     def unblock(self, tenant_id: str) -> None:
         """It may go again, as if it had just come: being blocked earns no credit, debts are kept."""
+        if tenant_id not in self._blocked:
+            return
         self._blocked.discard(tenant_id)
         for flow in self._flows(tenant_id):
             self._resume(flow)

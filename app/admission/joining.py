@@ -22,7 +22,8 @@ class Joining:
     def __init__(self, first: Demand) -> None:
         self._demands = [first]
         self._left: set[int] = set()
-        self._shares: asyncio.Future[list[Share]] = asyncio.get_running_loop().create_future()
+        # Made when somebody follows: most requests state one demand.
+        self._shares: asyncio.Future[list[Share]] | None = None
 
     async def follow(self, demand: Demand) -> Share:
         """Join, and wait for the leader's answer.
@@ -32,14 +33,18 @@ class Joining:
         """
         index = len(self._demands)
         self._demands.append(demand)
+        if self._shares is None:
+            self._shares = asyncio.get_running_loop().create_future()
         try:
             return (await asyncio.shield(self._shares))[index]
         except asyncio.CancelledError:
-            self._leave(index)
+            self._leave(index, self._shares)
             raise
 
     def whole(self) -> Demand:
         """All demands together. The leader's next step takes one Slot for it."""
+        if len(self._demands) == 1:
+            return self._demands[0]
         return Demand(
             prompt_tokens=sum(d.prompt_tokens for d in self._demands),
             max_new_tokens=max(d.max_new_tokens for d in self._demands),
@@ -49,6 +54,8 @@ class Joining:
 
     def succeed(self, slot: Slot) -> Share:
         """Deal out the Slot. All shares are made before any can end; the leader's is returned."""
+        if self._shares is None:
+            return slot.share()
         shares = [slot.share() for _ in self._demands]
         for index in self._left:
             shares[index].release()
@@ -56,15 +63,17 @@ class Joining:
         return shares[0]
 
     def fail(self, ended: BaseException) -> None:
-        """Tell the followers; that nobody follows is no fault."""
+        """Tell the followers, if there are any."""
+        if self._shares is None:
+            return
         if isinstance(ended, Rejected):
             self._shares.set_exception(ended)
-            self._shares.exception()
+            self._shares.exception()  # looked at: that all followers have left is no fault
         else:
             self._shares.cancel()
 
-    def _leave(self, index: int) -> None:
-        if self._shares.done() and not self._shares.cancelled() and self._shares.exception() is None:
-            self._shares.result()[index].release()
+    def _leave(self, index: int, shares: asyncio.Future[list[Share]]) -> None:
+        if shares.done() and not shares.cancelled() and shares.exception() is None:
+            shares.result()[index].release()
         else:
             self._left.add(index)

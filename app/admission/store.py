@@ -140,6 +140,14 @@ class MemoryStore:
 
     async def reserve(self, accounts: Sequence[Account], charge: Charge) -> Granted | Shortage:
         """Charge all lines of the accounts, or none."""
+        return self.reserve_now(accounts, charge)
+
+    async def settle(self, reservation: Reservation, used: Charge) -> None:
+        """Put what was used in the place of what was reserved."""
+        self.settle_now(reservation, used)
+
+    def reserve_now(self, accounts: Sequence[Account], charge: Charge) -> Granted | Shortage:
+        """As `reserve`, for who need not wait."""
         now, lines = self._now(), self._lines(accounts)
         costs = [line.cost(charge) for line in lines]
         levels = self._buckets.levels(lines, now)
@@ -152,8 +160,8 @@ class MemoryStore:
         reservation = Reservation(tuple(lines), tuple(costs), now.day)
         return Granted(reservation, find_standing(lines, levels))
 
-    async def settle(self, reservation: Reservation, used: Charge) -> None:
-        """Put what was used in the place of what was reserved."""
+    def settle_now(self, reservation: Reservation, used: Charge) -> None:
+        """As `settle`, for who need not wait."""
         if reservation.is_settled:
             return
         reservation.is_settled = True

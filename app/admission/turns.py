@@ -305,7 +305,10 @@ class Turns:
         return limit is not None and self._ledger.of(tenant.id).running >= limit
 
     def _block_or_not(self, tenant: Tenant) -> None:
-        (self._queue.block if self._is_at_concurrency(tenant) else self._queue.unblock)(tenant.id)
+        if self._is_at_concurrency(tenant):
+            self._queue.block(tenant.id)
+        else:
+            self._queue.unblock(tenant.id)
 
     def _charge_overruns(self) -> None:
         """Charge what has been made beyond the forecast; a sequence makes a token a step."""

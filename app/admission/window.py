@@ -136,6 +136,10 @@ class Windows:
 
     def with_room(self) -> Iterator[int]:
         """The ranks whose windows have room, the one with the least in flight first."""
+        if len(self._windows) == 1:
+            if self._windows[0].has_room():
+                yield 0
+            return
         for rank in sorted(range(len(self._windows)), key=lambda at: self._windows[at].in_flight):
             if self._windows[rank].has_room():
                 yield rank

@@ -159,8 +159,8 @@ class Record:
     """The engine's fault, when a stream could only tell it as an event."""
     status: int | None = None
     """The HTTP status, once it has been sent."""
-    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
-    """Further response headers, ASGI form; the edge adds them to whatever answer goes out."""
+    headers: dict[bytes, bytes] = field(default_factory=dict)
+    """Further response headers, lower case; the edge adds them to whatever answer goes out."""
     outcome: Outcome | None = None
     first_token_s: float | None = None
     decided_s: float | None = None
@@ -178,12 +178,6 @@ class Record:
     def tenant(self) -> Tenant | None:
         """The tenant, once auth has found it."""
         return self.principal.tenant if self.principal else None
-
-    def set_header(self, name: str, value: str) -> None:
-        """Add a response header, in the place of an earlier one of that name (lower case)."""
-        key = name.encode("latin-1")
-        self.headers[:] = [header for header in self.headers if header[0] != key]
-        self.headers.append((key, value.encode("latin-1")))
 
     def reject(self, rejection: Rejected) -> Rejected:
         """Note a refusal, so that ``raise record.reject(Rejected(...))`` cannot be swallowed."""

@@ -268,7 +268,10 @@ class EngineGate:
         try:
             yield
         except Rejected as rejection:
-            raise RefusedLate(record.reject(rejection)) from None
+            record.reject(rejection)
+            if record.status is not None:  # a stream kept alive while it waited: its status is out
+                record.fail(rejection)
+            raise RefusedLate(rejection) from None
         except Exception as error:
             mapped = engine_down() if isinstance(error, EngineDeadError) else clients_mistake(error)
             if mapped is None or record.status is not None or record.first_token_s is not None:

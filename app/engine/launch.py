@@ -17,9 +17,11 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
 from vllm import __version__ as vllm_version
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.entrypoints.launchers.launcher import validate_api_server_args
 from vllm.inputs.engine import tokens_input
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from .gate import AdmissionSeam
 
 _PLUGIN = "fairgate"
+_QUIET_TRACKER = "ignore::UserWarning:multiprocessing.resource_tracker"
 _SHUTDOWN_S = 10.0
 """Seconds for the engine's processes to end; on two cores they take about 4."""
 
@@ -90,8 +93,12 @@ class LoadedEngine:
         await asyncio.to_thread(self._llm.shutdown, timeout=_SHUTDOWN_S)
 
 
-async def load(settings: EngineSettings) -> LoadedEngine:
+async def load(settings: EngineSettings, *, keep_alive_s: int | None = None) -> LoadedEngine:
     """Start the engine and let it make one token.
+
+    Args:
+        settings: The engine's.
+        keep_alive_s: Seconds between comments that vLLM writes into a stream that has nothing to say yet.
 
     Raises:
         LoadError: With the engine's own reason.
@@ -102,19 +109,29 @@ async def load(settings: EngineSettings) -> LoadedEngine:
         prepare_environment(failure_file)
         try:
             args = parse(settings.to_flags())
+            if keep_alive_s is not None:
+                args.sse_keep_alive_interval = keep_alive_s
             # In a thread: this takes from seconds to minutes, and the port answers meanwhile.
             signals = StepSignals(time.monotonic)
             llm = await asyncio.to_thread(_start, args, signals)
         except (Exception, SystemExit) as error:
-            raise LoadError(read_first_error(failure_file) or f"{error}") from error
+            raise LoadError(_reason(error, failure_file)) from error
         try:
             tasks = await llm.get_supported_tasks()
             await _first_output(llm, tasks)
         except Exception as error:
             llm.shutdown(timeout=0)
-            raise LoadError(read_first_error(failure_file) or f"{error}") from error
+            raise LoadError(_reason(error, failure_file)) from error
     facts = _facts(llm, args, tasks, time.monotonic() - started_s)
     return LoadedEngine(facts, signals, llm, args)
+
+
+def _reason(error: BaseException, failure_file: Path) -> str:
+    """What went wrong first, in one line: the last that an operator reads."""
+    told = read_first_error(failure_file)
+    if told is None and isinstance(error, ValidationError):
+        told = "; ".join(str(found["msg"]).removeprefix("Value error, ") for found in error.errors())
+    return " ".join((told or str(error)).split())
 
 
 def prepare_environment(failure_file: Path) -> None:
@@ -130,6 +147,10 @@ def prepare_environment(failure_file: Path) -> None:
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     # A host's usage is its operator's own affair; who wants vLLM's reports sets this to 0.
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    # multiprocessing's tracker outlives us by a moment, tidies up after a killed engine, and would have the
+    # last word about it, where the reason of the end should stand.
+    filters = os.environ.get("PYTHONWARNINGS")
+    os.environ["PYTHONWARNINGS"] = f"{filters},{_QUIET_TRACKER}" if filters else _QUIET_TRACKER
     chosen = os.environ.get("VLLM_PLUGINS")
     if chosen is not None and _PLUGIN not in chosen.split(","):
         os.environ["VLLM_PLUGINS"] = f"{chosen},{_PLUGIN}" if chosen else _PLUGIN
@@ -144,6 +165,10 @@ def parse(flags: list[str]) -> Namespace:
     parser = make_arg_parser(_Parser())
     args: Namespace = parser.parse_args(flags)
     validate_parsed_serve_args(args)
+    try:
+        validate_api_server_args(args)
+    except KeyError as error:  # an unknown tool or reasoning parser; vLLM's message names the known ones
+        raise LoadError(str(error.args[0])) from error
     # The engine's own waiting list, short as it is kept, goes by our order too
     args.scheduling_policy = "priority"
     # usage.prompt_tokens_details.cached_tokens is how a tenant sees what the prefix cache saved it

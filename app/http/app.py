@@ -176,7 +176,7 @@ class Cors(CORSMiddleware):
         assert record is not None, "the edge opens a Record for every request"
 
         async def keep(message: Message) -> None:
-            record.headers.extend(message["headers"])
+            record.headers.update(message["headers"])
 
         await self.send({"type": "http.response.start", "headers": []}, keep, request_headers)
         await self.app(scope, receive, send)

@@ -287,7 +287,7 @@ class Answer:
         self._take = _drop
 
     def _own_headers(self) -> list[tuple[bytes, bytes]]:
-        return [(_REQUEST_ID, self._record.id.encode("ascii")), *self._record.headers]
+        return [(_REQUEST_ID, self._record.id.encode("ascii")), *self._record.headers.items()]
 
 
 async def _drop(message: Message) -> None:

@@ -109,7 +109,8 @@ def from_answer(start: Message, body: bytes) -> Rejected:
     if status >= 500:
         return failed()
     message, param = _read(body, status)
-    if status == 404 and param == "model":
+    if status == 404 and (param == "model" or message.startswith("The model `")):
+        param = "model"  # the pooling routes leave it out
         # vLLM goes on to list every model, also those that this tenant may not know of.
         message = f"{message.partition(' Valid aliases:')[0]} /v1/models lists those that this key may use."
     return Rejected(

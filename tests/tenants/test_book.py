@@ -118,7 +118,7 @@ def test_useless_weight_is_refused(tmp_path: Path, weight: str) -> None:
     ("entry", "told"),
     [
         ("id: Acme", "tenants[0].id = 'Acme': must be 1 to 64 of a-z"),
-        ("id: other", "tenants[0].id = 'other': is reserved (anonymous, other)"),
+        ("id: other", "tenants[0].id = 'other': is reserved (anonymous, none, other)"),
         (
             "id: a, class: gold",
             "tenants[0].class = 'gold': Input should be 'interactive', 'standard' or 'batch'",
