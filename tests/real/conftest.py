@@ -85,7 +85,8 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
 @pytest.fixture(scope="session")
 def pooling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     """An embedding model."""
-    settings = {"ENGINE__MAX_MODEL_LEN": "1024"}
+    # vLLM would take a Llama for a model that writes.
+    settings = {"ENGINE__MAX_MODEL_LEN": "1024", "ENGINE__EXTRA": '{"runner": "pooling"}'}
     yield from _started(Gateway(tmp_path_factory.mktemp("pooling"), tiny_pooling_model(), settings))
 
 
