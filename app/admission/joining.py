@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from ..core.errors import Rejected
 from ..core.record import Demand
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ class Joining:
         """Tell the followers, if there are any."""
         if self._shares is None:
             return
-        if isinstance(ended, Rejected):
+        if isinstance(ended, Exception):  # else it is cancelled, and so are they
             self._shares.set_exception(ended)
             self._shares.exception()  # looked at: that all followers have left is no fault
         else:
