@@ -109,7 +109,8 @@ class Admission:
             _check_size(key.limits, demand)
         # 2. Can the tenant pay? Reserved now, settled when it ends.
         waiter = self._waiter(record, tenant, demand, flex=flex)
-        charge = Charge(1, demand.prompt_tokens, demand.sequences * waiter.expected_tokens)
+        output_tokens = demand.sequences * waiter.expected_tokens
+        charge = Charge(waiter.requests, demand.prompt_tokens, output_tokens)
         waiter.reservation = await self._accounts.reserve(record, charge)
         # 3. Whose turn is it?
         try:
@@ -188,6 +189,7 @@ class Admission:
             expected_tokens=self._turns.expected_tokens(tenant.id, priority_class, demand.max_new_tokens),
             arrived_s=self._clock(),
             deadline_s=_least(record.deadline_s, tenant.ttft_deadline_s),
+            requests=0 if record in self._admitted else 1,
             turn=asyncio.get_running_loop().create_future(),
         )
 
@@ -202,7 +204,8 @@ class Admission:
         """A Slot is given back: what was used is paid for; what used nothing costs nothing."""
         used = slot.used
         was_used = used.prompt_tokens or used.completion_tokens
-        charge = Charge(1, used.prompt_tokens, used.completion_tokens) if was_used else Charge()
+        requests = slot.waiter.requests
+        charge = Charge(requests, used.prompt_tokens, used.completion_tokens) if was_used else Charge()
         self._accounts.settle(slot.waiter.reservation, charge)
 
 

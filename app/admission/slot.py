@@ -36,6 +36,8 @@ class Waiter:
     """Seconds from arrival to the first token: the client's word or the tenant's, whichever is sooner."""
     turn: asyncio.Future[Slot]
     """Resolved by the dispatch, or with the refusal that ended the wait."""
+    requests: int = 1
+    """What it counts under a limit of requests: nothing, where it is more work of an admitted one."""
     reservation: Reservation | None = None
     """What the store holds for it; ``None`` where no limit applies."""
     ticket: Ticket[Waiter] | None = None
