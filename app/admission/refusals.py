@@ -70,15 +70,18 @@ def over_cache(prompt_tokens: int, kv_tokens: int) -> Rejected:
     )
 
 
-def queue_full(queued: int, limit: int, *, wait_s: float, own: bool) -> Rejected:
-    """The tenant's own queue is full; where it may not queue at all, ``own`` says what it would wait for."""
-    if limit == 0 and own:
-        return Rejected(
-            Outcome.CONCURRENCY_LIMITED,
-            "This tenant runs as many sequences as it may at once, and may not queue.",
-            code="concurrency_limit_exceeded",
-            retry_after_s=estimate_s(wait_s),
-        )
+def at_concurrency(limit: int, *, wait_s: float) -> Rejected:
+    """The tenant runs what it may, and no request of its may wait."""
+    return Rejected(
+        Outcome.CONCURRENCY_LIMITED,
+        f"This tenant may run {limit} sequences at once, all of them run, and it may not queue.",
+        code="concurrency_limit_exceeded",
+        retry_after_s=estimate_s(wait_s),
+    )
+
+
+def queue_full(queued: int, limit: int, *, wait_s: float) -> Rejected:
+    """The tenant's own queue is full, or the engine is and the tenant may not queue."""
     return Rejected(
         Outcome.QUEUE_FULL,
         f"This tenant has {queued} requests waiting; it may have {limit}.",

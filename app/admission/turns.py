@@ -85,15 +85,11 @@ class Turns:
         """
         if self._closed is not None:
             raise self._closed()
-        own = self._current(tenant).limits.max_queued
-        limit = self._policy.max_queued if own is None else own
         queued = self._ledger.of(tenant.id).queued
-        if queued < limit:
+        if queued < self._most_queued(tenant):
             return
-        at_concurrency = self._is_at_concurrency(tenant)
-        if queued or at_concurrency or self._windows.best() is None:
-            wait_s = self._ledger.next_release_s(tenant.id)
-            raise refusals.queue_full(queued, limit, wait_s=wait_s, own=at_concurrency)
+        if queued or self._is_at_concurrency(tenant) or self._windows.best() is None:
+            raise self._queue_full(tenant, queued)
 
     def enter(self, waiter: Waiter) -> None:
         """Stand in line. The turn may come at once.
@@ -110,6 +106,10 @@ class Turns:
             raise refusals.overloaded(waiter.deadline_s, waiter.predicted_s or 0.0)
         self._push(waiter)
         self._dispatch()
+        queued = self._ledger.of(tenant.id).queued
+        if queued > self._most_queued(tenant) and waiter in self._waiting:
+            self.leave(waiter)
+            raise self._queue_full(tenant, queued - 1)
 
     def extend(self, waiter: Waiter) -> Slot:
         """More work of an admitted request (beams, tool turns) goes straight through: its turn has been.
@@ -233,6 +233,8 @@ class Turns:
 
     def _dispatch(self) -> None:
         """Move every waiter that can go."""
+        if self._closed is not None:
+            return
         while (ticket := self._queue.peek()) is not None:
             if ticket.item.turn.cancelled():  # its task has been told, and has not run since
                 self._forget(ticket.item)
@@ -299,6 +301,17 @@ class Turns:
     def _current(self, tenant: Tenant) -> Tenant:
         """The tenant as configured now: a request keeps the one it came with, a reload holds at once."""
         return self._tenants.get(tenant.id, tenant)
+
+    def _most_queued(self, tenant: Tenant) -> int:
+        own = self._current(tenant).limits.max_queued
+        return self._policy.max_queued if own is None else own
+
+    def _queue_full(self, tenant: Tenant, queued: int) -> Rejected:
+        limit, most = self._current(tenant).limits.max_concurrency, self._most_queued(tenant)
+        wait_s = self._ledger.next_release_s(tenant.id)
+        if most == 0 and limit is not None and self._is_at_concurrency(tenant):
+            return refusals.at_concurrency(limit, wait_s=wait_s)
+        return refusals.queue_full(queued, most, wait_s=wait_s)
 
     def _is_at_concurrency(self, tenant: Tenant) -> bool:
         limit = self._current(tenant).limits.max_concurrency
