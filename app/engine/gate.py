@@ -29,12 +29,11 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from ..core.errors import Outcome, Rejected
 from ..core.record import Demand, Record, Tenant, current_record
 from .refusals import RefusedEarly, RefusedLate, clients_mistake, engine_down, forbidden_model
-from .run import Runs
+from .run import Runs, ShareSeam
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator
 
-    from ..core.record import Usage
 
 # Keys of sampling_params.extra_args (the body's kv_transfer_params and vllm_xargs) that are not a client's.
 _RESERVED_ARGS = ("fairgate", "kv_transfer_params", "ec_transfer_params", "session_id")
@@ -51,21 +50,6 @@ class AdmissionSeam(Protocol):
 
     async def admit(self, record: Record, demand: Demand, *, flex: bool = False) -> ShareSeam:
         """Wait for the tenant's turn; ``flex`` asks for the batch class."""
-
-
-class ShareSeam(Protocol):
-    """What one generation holds of the engine."""
-
-    @property
-    def priority(self) -> int:
-        """Place in fair order: lower goes first."""
-
-    @property
-    def rank(self) -> int:
-        """The data-parallel rank to run on."""
-
-    def settle(self, usage: Usage, *, finished: bool) -> None:
-        """It has ended, having used so much. Idempotent."""
 
 
 class EngineGate:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..core.record import Usage
 
@@ -16,7 +16,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ..core.record import Demand, Record
-    from .gate import ShareSeam
+
+
+class ShareSeam(Protocol):
+    """What one generation holds of the engine."""
+
+    @property
+    def priority(self) -> int:
+        """Place in fair order: lower goes first."""
+
+    @property
+    def rank(self) -> int:
+        """The data-parallel rank to run on."""
+
+    def settle(self, usage: Usage, *, finished: bool) -> None:
+        """It has ended, having used so much. Idempotent."""
 
 
 class Runs:
