@@ -8,6 +8,8 @@ import sys
 import typer
 
 from . import decide, overhead
+from .client import LoadFailed
+from .servers import ServerFailed
 
 main = typer.Typer(
     help="Load tests against real servers. Each starts and ends its servers itself.",

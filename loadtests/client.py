@@ -131,7 +131,12 @@ def _ignore_interrupt() -> None:
 
 
 def _run(function: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> Any:
-    return uvloop.run(function(*args))
+    """In the client's process. Many streams fail for one reason: the first one's is told."""
+    try:
+        return uvloop.run(function(*args))
+    except* (LoadFailed, OSError) as failures:
+        count, first = len(failures.exceptions), failures.exceptions[0]
+    raise LoadFailed(f"{count} of the streams failed, the first with {type(first).__name__}: {first}")
 
 
 async def saturate(target: Target, load: Saturation) -> Window:

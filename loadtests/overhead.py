@@ -93,6 +93,7 @@ def measure(plan: Plan, engine: EngineFlags, out: Path) -> Measured:
             began_s = time.monotonic()
             _round(number, plan, client, targets, measured, clock, step)
             longest_s = max(longest_s, time.monotonic() - began_s)
+        measured.log_lines = _request_lines(out / "fairgate.log")
         step("stopping the servers", 0)
     return measured
 
@@ -121,6 +122,12 @@ def _round(
         asks = _lone(plan.pairs, stream=stream, salt=f"{number}")
         for first, second in client.alternate(targets, asks, timeout_s=clock.left_s):
             into.append((first.ttft_s * 1e3, second.ttft_s * 1e3))
+
+
+def _request_lines(log: Path) -> int:
+    """Lines about requests in the gateway's log: what it does for them is part of what it costs."""
+    with log.open("rb") as lines:
+        return sum(b'"outcome"' in line for line in lines)
 
 
 def _used_s(pid: int) -> float:

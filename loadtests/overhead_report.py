@@ -83,6 +83,8 @@ class Measured:
     whole_ms: list[Pair] = field(default_factory=list)
     idle_cpu: list[float] = field(default_factory=list)
     """Share of a core that the server which was not asked took."""
+    log_lines: int = 0
+    """Requests that the gateway has logged."""
 
 
 def conclude(plan: Plan, flags: Sequence[str], measured: Measured) -> Report:
@@ -155,6 +157,8 @@ def _rounds(measured: Measured) -> str:
         "## Saturated\n\n"
         + table(["round", "server", *columns], rows)
         + f"\n\nThe server that was not asked took at most {idle:.1%} of a core meanwhile."
+        + f" The gateway's request log has {measured.log_lines} lines."
+        + ("" if measured.log_lines else " **It logged nothing: its cost is missing from these figures.**")
     )
 
 

@@ -59,6 +59,7 @@ def test_report_says_met_or_missed_and_what_is_short() -> None:
     assert "Only 2 of 3 rounds" in text
     assert "--enforce-eager" in text
     assert "at most 0.6% of a core" in text
+    assert "It logged nothing" in text
 
 
 def test_report_figures_and_plot_are_written(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loadtests.client import LoadFailed, Saturation, Target, alternate, saturate
+from loadtests.client import LoadFailed, Saturation, Target, alternate, load_client, saturate
+from loadtests.servers import free_port
 from loadtests.wire import Answer, Ask, Connection
 
 if TYPE_CHECKING:
@@ -204,3 +205,11 @@ async def test_answer_that_is_cut_short_fails_the_run() -> None:
     async with serving(lambda _: stream([["x"]], tokens=1)) as port:
         with pytest.raises(LoadFailed, match="1 of 2 tokens"):
             await alternate([Target("127.0.0.1", port, "model", None, 0)], [Ask("one", 2)])
+
+
+def test_many_streams_that_fail_are_told_as_one_failure() -> None:
+    """From the client's process comes one sentence, not 64 tracebacks."""
+    nobody = Target("127.0.0.1", free_port(), "model", None, os.getpid())
+    load = Saturation(streams=3, max_tokens=1, warm_up_s=0, seconds=0.1)
+    with load_client() as client, pytest.raises(LoadFailed, match="3 of the streams failed, the first with"):
+        client.saturate(nobody, load, timeout_s=20)
