@@ -32,7 +32,7 @@ class Role(StrEnum):
 
 
 class PriorityClass(StrEnum):
-    """A tenant's class: a factor on its weight, so that no class can starve another."""
+    """Classes share the engine 8 to 4 to 1, and tenants their class by weight: no class starves another."""
 
     INTERACTIVE = "interactive"
     STANDARD = "standard"

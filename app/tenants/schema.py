@@ -146,7 +146,9 @@ class TenantEntry(_Entry):
         default=1.0, description="Its share of the tokens, against the weights of the other busy tenants."
     )
     priority_class: PriorityClass = Field(
-        default=PriorityClass.STANDARD, alias="class", description="A factor on the weight."
+        default=PriorityClass.STANDARD,
+        alias="class",
+        description="Classes share the engine 8 to 4 to 1, tenants share their class by weight.",
     )
     limits: LimitsEntry = LimitsEntry()
     models: Annotated[list[Annotated[str, StringConstraints(min_length=1)]], Field(min_length=1)] | None = (
