@@ -27,9 +27,9 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from ..core.errors import Outcome, Rejected
-from ..core.record import Demand, Record, Tenant, current_record
+from ..core.record import Demand, Record, Tenant, Usage, current_record
 from .refusals import RefusedEarly, RefusedLate, clients_mistake, engine_down, forbidden_model
-from .run import Runs, ShareSeam
+from .run import Run, Runs, ShareSeam
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 # Keys of sampling_params.extra_args (the body's kv_transfer_params and vllm_xargs) that are not a client's.
 _RESERVED_ARGS = ("fairgate", "kv_transfer_params", "ec_transfer_params", "session_id")
+
+_NO_BACKGROUND = "Nothing is generated in the background of a request."
 
 FLEX = 1
 """`priority_of` a request that asks for the batch class."""
@@ -111,7 +113,8 @@ class EngineGate:
         try:
             if self._engine.errored:
                 raise engine_down()
-            self._admission.check(record, n)
+            with _ours():
+                self._admission.check(record, n)
         except Rejected as rejection:
             raise RefusedEarly(record.reject(rejection)) from None
 
@@ -145,8 +148,7 @@ class EngineGate:
             _strip(sampling_params)
             # 2. How much, and whose turn
             demand = self._demand(prompt, sampling_params.max_tokens, sampling_params.n)
-            slot = await self._admission.admit(record, demand, flex=priority == FLEX)
-            run = self._runs.start(record, slot, demand)
+            run = await self._admitted(record, demand, flex=priority == FLEX)
             # 3. The engine's tokens, counted as they pass
             is_delta = sampling_params.output_kind is RequestOutputKind.DELTA
             counts = run.counts
@@ -197,8 +199,7 @@ class EngineGate:
             tenant = self._authorize(record, lora_request)
             prompt = self._salted(prompt, tenant)
             demand = self._demand(prompt, 0, 1)
-            slot = await self._admission.admit(record, demand)
-            run = self._runs.start(record, slot, demand)
+            run = await self._admitted(record, demand)
             stream = self._engine.encode(
                 prompt,
                 pooling_params,
@@ -217,6 +218,15 @@ class EngineGate:
             finally:
                 run.release()
                 await stream.aclose()
+
+    async def _admitted(self, record: Record, demand: Demand, *, flex: bool = False) -> Run:
+        """Wait for its turn; it is among those that run from then on."""
+        with _ours():
+            share = await self._admission.admit(record, demand, flex=flex)
+        if record.outcome is not None:  # closed while it waited: nobody would give back what it takes
+            share.settle(Usage(), finished=False)
+            raise Rejected(Outcome.INVALID, _NO_BACKGROUND)
+        return self._runs.start(record, share, demand)
 
     def _authorize(self, record: Record, lora_request: Any) -> Tenant:
         names = self._served_names if lora_request is None else (lora_request.lora_name,)
@@ -276,8 +286,17 @@ def priority_of(request: Any) -> int:
 def _open_record() -> Record:
     record = current_record.get()
     if record is None or record.outcome is not None:
-        raise RefusedEarly(Rejected(Outcome.INVALID, "Nothing is generated in the background of a request."))
+        raise RefusedEarly(Rejected(Outcome.INVALID, _NO_BACKGROUND))
     return record
+
+
+@contextmanager
+def _ours() -> Iterator[None]:
+    """What goes wrong in admission is no mistake of the client's, though its type may say so."""
+    try:
+        yield
+    except (ValueError, OverflowError) as fault:
+        raise RuntimeError("admission has failed") from fault
 
 
 def _strip(params: Any) -> None:
