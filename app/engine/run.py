@@ -97,7 +97,8 @@ class Runs:
 
     def _has_more(self, run: Run) -> bool:
         computed = self._engine.computed(run.id)
-        return not computed or sum(computed.values()) > sum(run.counts)  # unknown there: it has ended
+        # Unknown there: it has ended. Sequence by sequence: of ``n``, those that have ended are not told.
+        return not computed or any(tokens > run.counts[index] for index, tokens in computed.items())
 
 
 class Run:
