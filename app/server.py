@@ -192,6 +192,7 @@ class Gateway:
         adopt("vllm")
         restrict(app)
         explain_validation(app)
+        self.dispatch.show_limits = admission.show_limits
         self.dispatch.served = app
         self.health.ready()
         self.metrics.engine_is_up(True)

@@ -93,6 +93,11 @@ class Accounts:
         """Wait until the store has been told of everything that has ended."""
         await asyncio.gather(*self._settling, return_exceptions=True)
 
+    def show(self, record: Record) -> None:
+        """The rate-limit headers of the moment, for an answer that charges nothing."""
+        if accounts := self._of(record):
+            _show(record, self._store.standing(accounts))
+
     def standing(self, record: Record) -> dict[str, dict[str, int] | None]:
         """How the request's accounts stand with their limits a minute."""
         standing = self._store.standing(self._of(record))

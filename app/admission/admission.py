@@ -163,6 +163,10 @@ class Admission:
         """What a tenant may know of itself: limits, use, place in the queue, expected wait in seconds."""
         return self._turns.usage(tenant_of(record)) | self._accounts.standing(record)
 
+    def show_limits(self, record: Record) -> None:
+        """Put on its answer how a request's accounts stand, before anything is known of the request."""
+        self._accounts.show(record)
+
     def queue_depths(self) -> tuple[int, ...]:
         """Requests that wait, by rank: its part of ours, and the engine's own list."""
         return self._turns.queue_depths()

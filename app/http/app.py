@@ -23,6 +23,8 @@ from . import errors
 from .ops import OPS_ROUTES, not_now
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from starlette.requests import Request
     from starlette.routing import BaseRoute
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -118,6 +120,8 @@ class Dispatch:
         self._health = health
         self.served: ASGIApp | None = None
         """Set once, when the engine has loaded."""
+        self.show_limits: Callable[[Record], None] | None = None
+        """Puts on an answer how its tenant stands with its limits, whatever the answer will be."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         record = current_record.get()
@@ -131,6 +135,8 @@ class Dispatch:
             record.route = path
         if self.served is None or not self._health.is_ready:
             raise record.reject(not_now(self._health))
+        if self.show_limits is not None:
+            self.show_limits(record)
         _read_wishes(record, scope)
         await self.served(scope, receive, send)
 
