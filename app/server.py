@@ -263,6 +263,7 @@ def open_store(settings: AdmissionSettings, on_health: Callable[[bool], None]) -
     """Where rates are counted: in this process, or in a Redis that replicas share."""
     memory = MemoryStore(_clock_us, _utc_us, replicas=settings.replicas)
     if settings.store is None:
+        log.info("limits are counted per replica", extra={"replicas": settings.replicas})
         on_health(True)
         return memory
     from .admission.redis_store import RedisStore
