@@ -66,7 +66,11 @@ def ops_app(
         return Response(page, headers={"content-type": content_type})
 
     async def own_usage(request: Request) -> Response:
-        return JSONResponse(usage(_record()))
+        record = _record()
+        try:
+            return JSONResponse(usage(record))
+        except Rejected as rejection:
+            raise record.reject(rejection) from None  # noted, or Starlette's 500 would go out before it
 
     return Starlette(
         routes=[
