@@ -1,13 +1,11 @@
 """An `Admission` by hand: its clock, its store, its engine's steps and its tenants are the test's.
 
-Used by ``test_admission.py`` and ``test_cancellation.py``. The loop's own clock is moved too, so that timers
-fire when a test says so and none is waited for.
+Used by ``test_admission.py`` and ``test_cancellation.py``.
 """
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -23,23 +21,12 @@ from ..support.clock import FakeClock
 from ..support.facts import facts
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import Sequence
 
     from app.admission.quota import Charge, Granted, Reservation, Shortage, Standing
     from app.admission.slot import Share
 
 STEP_S = 0.01
-
-
-@asynccontextmanager
-async def loop_clock(clock: FakeClock) -> AsyncIterator[None]:
-    """Inside, the running loop's timers go by this clock. `settle` runs those that are due."""
-    loop = asyncio.get_running_loop()
-    loop.time = clock  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        del loop.time
 
 
 def tenant(

@@ -16,7 +16,8 @@ from app.core.errors import Outcome, Rejected
 from app.core.record import Demand, PriorityClass, Record, Tenant
 
 from ..support.asgi import settle
-from .desk import Desk, Engine, Job, loop_clock, record_of, tenant, used
+from ..support.clock import loop_clock
+from .desk import Desk, Engine, Job, record_of, tenant, used
 
 if TYPE_CHECKING:
     from app.admission.slot import Share
