@@ -1,7 +1,7 @@
 """Real engines, one for each configuration, shared by the tests that use it.
 
 An engine starts when the first test asks for it. Modules run in the order of `ORDER`: the one that ends an
-engine is the last to use it, so that mostly one runs at a time.
+engine is the last to use it, so that mostly one runs at a time. Other modules come before all these.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in (real := [items[i] for i in places]):
         item.add_marker(pytest.mark.real)
         item.add_marker(pytest.mark.timeout(300))
-    real.sort(key=lambda item: ORDER.index(item.path.stem))
+    place_of = {module: number for number, module in enumerate(ORDER)}
+    real.sort(key=lambda item: place_of.get(item.path.stem, -1))
     for place, item in zip(places, real, strict=True):
         items[place] = item
 

@@ -41,9 +41,9 @@ class Counts:
         """By how much a counter has grown."""
         return self._gateway.value(name, **labels) - value_in(self._before, name, **labels)
 
-    def endings(self, tenant: str) -> dict[str, float]:
-        """The tenant's ended requests by outcome, without zeros."""
-        page = self._gateway.metrics()
+    def endings(self, tenant: str, page: str | None = None) -> dict[str, float]:
+        """The tenant's ended requests by outcome, without zeros; on a page read before, or on a new one."""
+        page = page or self._gateway.metrics()
         outcomes = ("finished", "cancelled", "failed", "invalid", "overloaded")
         grown = {
             outcome: value_in(page, "fairgate_requests_total", tenant=tenant, outcome=outcome)
@@ -51,6 +51,11 @@ class Counts:
             for outcome in outcomes
         }
         return {outcome: count for outcome, count in grown.items() if count}
+
+
+def in_flight(page: str) -> float:
+    """Umbrella's requests in the engine, by the gateway's own count."""
+    return value_in(page, "fairgate_in_flight", tenant="umbrella")
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +90,7 @@ def test_thirty_streams_that_vanish_at_once_leave_nothing(gateway: Gateway) -> N
         key = gateway.keys["umbrella"]
         for _ in range(30):
             clients.enter_context(gateway.post_blind(key, "/v1/chat/completions", body))
-        eventually(lambda: gateway.value("vllm:num_requests_waiting") == 14, 10)
+        eventually(lambda: gateway.value("fairgate_queue_depth") == 14, 10)
         assert gateway.value("vllm:num_requests_running") == 16
         assert gateway.value("vllm:kv_cache_usage_perc") > 0
         begun_s = time.monotonic()
@@ -93,7 +98,9 @@ def test_thirty_streams_that_vanish_at_once_leave_nothing(gateway: Gateway) -> N
     deadline_s = time.monotonic() + 2
     while not is_idle(page := gateway.metrics()):
         assert time.monotonic() < deadline_s, page
-        assert sum(counts.endings("umbrella").values()) <= 30
+        assert sum(counts.endings("umbrella", page).values()) + in_flight(page) <= 30
+    assert in_flight(page) == 0
+    assert value_in(page, "fairgate_queue_depth") == 0
     eventually(lambda: sum(counts.endings("umbrella").values()) == 30, 1)
     assert counts.endings("umbrella") == {"cancelled": 30}
     computed = counts.since("vllm:generation_tokens_total")

@@ -39,8 +39,11 @@ def terse() -> dict[str, int]:
     """A logit bias by which even random words come to an end: no white space, and the end where it may be."""
     text = (tiny_model() / "tokenizer.json").read_text(encoding="utf-8")
     vocabulary: dict[str, int] = json.loads(text)["model"]["vocab"]
-    spaces = [id for token, id in vocabulary.items() if set(token) <= set("ĠĊĉč")]
-    return {**{str(id): -100 for id in spaces}, str(vocabulary["<|im_end|>"]): 100}
+    # A token that closes one tool call may open the next, where the end could not be said in between.
+    endless = [
+        id for token, id in vocabulary.items() if set(token) <= set("ĠĊĉč") or token[:-1].startswith(">")
+    ]
+    return {**{str(id): -100 for id in endless}, str(vocabulary["<|im_end|>"]): 100}
 
 
 def check_weather(text: str | None) -> None:

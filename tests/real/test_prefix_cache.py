@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,7 +20,7 @@ BLOCK = 128
 @pytest.fixture
 def prompt(request: pytest.FixtureRequest) -> list[int]:
     """Five blocks and a bit that no other test has asked."""
-    words = random.Random(request.node.name)
+    words = random.Random(f"{request.node.name} {time.time()}")
     return [words.randrange(100, 40_000) for _ in range(5 * BLOCK + 10)]
 
 

@@ -103,7 +103,7 @@ class Gateway:
 
     # The start
 
-    def wait_listening(self, within_s: float = 30) -> None:
+    def wait_listening(self, within_s: float = 120) -> None:
         """Until the port takes connections."""
 
         def accepts() -> bool:
@@ -258,7 +258,7 @@ class Gateway:
             [_COMMAND, "keys", "create", "--tenant", "acme", "--create-tenant", "--file", self._tenants_file],
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=120,
             check=True,
         )
         return keys | {"acme": made.stdout.strip()}
