@@ -162,6 +162,10 @@ class FairQueue(Generic[T]):
         for flow in self._flows(tenant_id):
             self._resume(flow)
 
+    def is_blocked(self, tenant_id: str) -> bool:
+        """Whether the tenant may not go now."""
+        return tenant_id in self._blocked
+
     def set_weight(self, tenant_id: str, weight: int) -> None:
         """A new weight, in thousandths, at once. A new class holds for what is pushed from then on."""
         if weight < 1:

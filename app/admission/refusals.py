@@ -74,7 +74,8 @@ def at_concurrency(limit: int, *, wait_s: float) -> Rejected:
     """The tenant runs what it may, and no request of its may wait."""
     return Rejected(
         Outcome.CONCURRENCY_LIMITED,
-        f"This tenant may run {limit} sequences at once, all of them run, and it may not queue.",
+        f"This tenant may run {limit} sequences at once; with this request there would be more, and it may "
+        "not queue.",
         code="concurrency_limit_exceeded",
         retry_after_s=estimate_s(wait_s),
     )

@@ -108,8 +108,9 @@ class Turns:
         self._dispatch()
         queued = self._ledger.of(tenant.id).queued
         if queued > self._most_queued(tenant) and waiter in self._waiting:
+            refusal = self._queue_full(tenant, queued - 1)
             self.leave(waiter)
-            raise self._queue_full(tenant, queued - 1)
+            raise refusal
 
     def extend(self, waiter: Waiter) -> Slot:
         """More work of an admitted request (beams, tool turns) goes straight through: its turn has been.
@@ -134,7 +135,7 @@ class Turns:
     def expire(self, waiter: Waiter, deadline_s: float) -> None:
         """Its time is over: for its own limit 429, for the engine's load 503."""
         wait_s = self._ledger.next_release_s(waiter.tenant.id)
-        if self._is_at_concurrency(waiter.tenant):
+        if self._queue.is_blocked(waiter.tenant.id):
             limit = self._current(waiter.tenant).limits.max_concurrency
             self._refuse(waiter, refusals.waited_for_own_limit(deadline_s, limit, wait_s=wait_s))
         else:
@@ -239,6 +240,9 @@ class Turns:
             if ticket.item.turn.cancelled():  # its task has been told, and has not run since
                 self._forget(ticket.item)
                 continue
+            if not self._fits_concurrency(ticket.item):
+                self._queue.block(ticket.tenant_id)  # until one of its ends, or it leaves
+                continue
             rank = self._rank_for(ticket.item)
             if rank is None:
                 return
@@ -250,6 +254,7 @@ class Turns:
         self._waiting.discard(waiter)
         self._queue.remove(waiter.ticket)
         self._ledger.add(waiter.tenant.id, queued=-1)
+        self._block_or_not(waiter.tenant)
 
     def _rank_for(self, waiter: Waiter) -> int | None:
         """The rank with the least backlog whose window and cache have room."""
@@ -309,13 +314,19 @@ class Turns:
     def _queue_full(self, tenant: Tenant, queued: int) -> Rejected:
         limit, most = self._current(tenant).limits.max_concurrency, self._most_queued(tenant)
         wait_s = self._ledger.next_release_s(tenant.id)
-        if most == 0 and limit is not None and self._is_at_concurrency(tenant):
+        if most == 0 and limit is not None and self._queue.is_blocked(tenant.id):
             return refusals.at_concurrency(limit, wait_s=wait_s)
         return refusals.queue_full(queued, most, wait_s=wait_s)
 
     def _is_at_concurrency(self, tenant: Tenant) -> bool:
         limit = self._current(tenant).limits.max_concurrency
         return limit is not None and self._ledger.of(tenant.id).running >= limit
+
+    def _fits_concurrency(self, waiter: Waiter) -> bool:
+        """Whether all its sequences may run beside its tenant's others. One that is wider may run alone."""
+        limit = self._current(waiter.tenant).limits.max_concurrency
+        running = self._ledger.of(waiter.tenant.id).running
+        return limit is None or not running or running + waiter.demand.sequences <= limit
 
     def _block_or_not(self, tenant: Tenant) -> None:
         if self._is_at_concurrency(tenant):
