@@ -23,6 +23,7 @@ from .wire import Answer, Ask, Connection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Sequence
+    from multiprocessing.connection import Connection as PipeConnection
 
 _ANSWER_S = 120.0
 """The longest that one request may take."""
@@ -95,8 +96,7 @@ class LoadClient:
         """See `saturate`.
 
         Raises:
-            LoadFailed: A request went wrong.
-            multiprocessing.TimeoutError: It took longer than ``timeout_s``.
+            LoadFailed: A request went wrong, or it took longer than ``timeout_s``.
         """
         window: Window = self._call(saturate, (target, load), timeout_s)
         return window
@@ -107,8 +107,7 @@ class LoadClient:
         """See `alternate`.
 
         Raises:
-            LoadFailed: A request went wrong.
-            multiprocessing.TimeoutError: It took longer than ``timeout_s``.
+            LoadFailed: A request went wrong, or it took longer than ``timeout_s``.
         """
         answers: list[list[Answer]] = self._call(alternate, (targets, asks), timeout_s)
         return answers
@@ -117,26 +116,49 @@ class LoadClient:
 @contextlib.contextmanager
 def load_client() -> Iterator[LoadClient]:
     """The client's process; killed at the end, whatever it is doing."""
-    with multiprocessing.get_context("spawn").Pool(1, initializer=_ignore_interrupt) as pool:
-        # Leaving the block terminates the pool.
-        yield LoadClient(
-            lambda function, args, timeout_s: pool.apply_async(_run, (function, *args)).get(timeout_s)
-        )
+    context = multiprocessing.get_context("spawn")
+    pipe, its_pipe = context.Pipe()
+    process = context.Process(target=_work, args=(its_pipe,), name="load-client", daemon=True)
+
+    def call(function: Callable[..., Any], args: tuple[Any, ...], timeout_s: float) -> Any:
+        pipe.send((function, args))
+        try:
+            if not pipe.poll(timeout_s):
+                raise LoadFailed(f"{function.__name__} was not done after {timeout_s:.0f} s")
+            result = pipe.recv()
+        except (EOFError, ConnectionError):
+            raise LoadFailed("the client's process has ended") from None
+        if isinstance(result, LoadFailed):
+            raise result
+        return result
+
+    process.start()
+    its_pipe.close()
+    try:
+        yield LoadClient(call)
+    finally:
+        process.kill()
+        process.join()
+        pipe.close()
 
 
-def _ignore_interrupt() -> None:
-    """Ctrl-C reaches the whole process group; the parent decides."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+def _work(pipe: PipeConnection) -> None:
+    """The client's process: run what comes, send back what it gives."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the parent decides
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with contextlib.suppress(EOFError):
+        while True:
+            function, args = pipe.recv()
+            pipe.send(_outcome(function, args))
 
 
-def _run(function: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> Any:
-    """In the client's process. Many streams fail for one reason: the first one's is told."""
+def _outcome(function: Callable[..., Coroutine[Any, Any, Any]], args: tuple[Any, ...]) -> Any:
+    """What it gives. Many streams fail for one reason: the first one's is told."""
     try:
         return uvloop.run(function(*args))
     except* (LoadFailed, OSError) as failures:
         count, first = len(failures.exceptions), failures.exceptions[0]
-    raise LoadFailed(f"{count} of the streams failed, the first with {type(first).__name__}: {first}")
+    return LoadFailed(f"{count} of the streams failed, the first with {type(first).__name__}: {first}")
 
 
 async def saturate(target: Target, load: Saturation) -> Window:

@@ -162,13 +162,15 @@ def running(launch: Launch, directory: Path) -> Iterator[Target]:
             env=launch.environment,
             process_group=0,  # Ctrl-C is ours to pass on
         )
+    patience_s = 0.0  # one that has not started has nothing to put in order
     try:
         _wait_ready(process, launch, log)
+        patience_s = _STOP_S
         yield Target(_HOST, launch.port, launch.model, launch.key, process.pid)
         if process.poll() is not None:
             raise ServerFailed(_failure(launch, "ended under load", log))
     finally:
-        _stop(process)
+        _stop(process, patience_s)
 
 
 def free_port() -> int:
@@ -207,12 +209,12 @@ def _failure(launch: Launch, what: str, log: Path) -> str:
     return f"the {launch.name} server {what}. The end of {log}:\n" + "\n".join(last)
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
+def _stop(process: subprocess.Popen[bytes], patience_s: float) -> None:
     """SIGTERM, some time, then SIGKILL to whatever is left of it, also where we are interrupted meanwhile."""
     started = descendants(process.pid)
     try:
         process.terminate()
-        process.wait(_STOP_S)
+        process.wait(patience_s)
     except subprocess.TimeoutExpired:
         pass
     finally:

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import json
 import os
+import socket
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -213,3 +215,13 @@ def test_many_streams_that_fail_are_told_as_one_failure() -> None:
     load = Saturation(streams=3, max_tokens=1, warm_up_s=0, seconds=0.1)
     with load_client() as client, pytest.raises(LoadFailed, match="3 of the streams failed, the first with"):
         client.saturate(nobody, load, timeout_s=20)
+
+
+def test_client_that_hangs_is_given_up_and_ended() -> None:
+    """The time that a scenario may take is kept, whatever a server does."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        target = Target("127.0.0.1", silent.getsockname()[1], "model", None, os.getpid())
+        started_s = time.monotonic()
+        with load_client() as client, pytest.raises(LoadFailed, match="not done after 1 s"):
+            client.alternate([target], [Ask("one", 1)], timeout_s=1)
+    assert time.monotonic() - started_s < 20
