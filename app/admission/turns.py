@@ -61,7 +61,7 @@ class Turns:
         self._on_release = on_release
         # All mutable state
         self._queue: FairQueue[Waiter] = FairQueue()
-        self._windows = Windows(facts.ranks, facts.slots)
+        self._windows = Windows(facts.ranks, facts.slots, steps_behind=facts.steps_behind)
         self._caches = [KvForecast(facts.kv_tokens) for _ in range(facts.ranks)]
         self._lengths = Lengths()
         self._first_token = FirstToken(ranks=facts.ranks)

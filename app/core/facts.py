@@ -30,6 +30,8 @@ class EngineFacts:
     """Data-parallel ranks."""
     load_s: float
     """Seconds from the start of the load to the first token."""
+    steps_behind: int = 1
+    """Steps until a request that has been sent is seen in the signals: 2 with async scheduling."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -224,4 +224,5 @@ def _facts(llm: CountedLLM, args: Namespace, tasks: tuple[str, ...], load_s: flo
         kv_dtype=str(cache.cache_dtype),
         ranks=config.parallel_config.data_parallel_size,
         load_s=load_s,
+        steps_behind=2 if scheduler.async_scheduling else 1,
     )
