@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from app.admission.policy import Policy
+from app.admission.virtual_time import UNIT
 from app.admission.window import GREATEST_DEPTH
 from app.core.errors import Outcome, Rejected
 from app.core.record import Demand, PriorityClass, Record, Tenant
@@ -685,6 +686,8 @@ async def test_deadline_is_no_matter_once_the_turn_has_come() -> None:
         await desk.pass_s(0.9)
         held.release()
         share = await task
+        timers = asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined]
+        assert all(timer.cancelled() for timer in timers)
         await desk.pass_s(10)
         share.settle(used(), finished=True)
     assert desk.is_empty()
@@ -740,6 +743,15 @@ async def test_deadline_is_not_refused_before_anything_is_known() -> None:
     await settle()
     assert not any(task.done() for task in tasks)
     await _end(desk, [*held, *tasks])
+
+
+async def test_long_prompt_with_nothing_before_it_is_not_refused_by_a_guess() -> None:
+    """A rate measured under a light load says little of how fast a prompt is read."""
+    desk = Desk()
+    for _ in range(20):
+        desk.step(running=1, decode=1)
+    (await desk.admitted(prompt=4000, deadline_s=0.5)).release()
+    assert desk.is_empty()
 
 
 # The engine's room
@@ -880,6 +892,29 @@ async def test_tenant_that_asks_for_much_and_uses_little_is_not_starved() -> Non
     served = await _saturate(load, kinds, 3000)
     assert served["a"] / served["b"] == pytest.approx(1.0, rel=0.15)
     await load.end()
+
+
+async def test_what_outgrows_its_forecast_is_charged_as_it_comes() -> None:
+    """To the tenant's share, step by step, long before it ends; then exactly."""
+    desk = Desk()
+    (await desk.admitted(new=1000)).settle(used(10, 10), finished=True)
+    share = await desk.admitted(new=1000)
+    charged = [_charged(desk)]
+    assert charged == [10 + 2 * 10]
+    for _ in range(60):
+        desk.step()
+        charged.append(_charged(desk))
+    assert charged == sorted(charged)
+    assert charged[10] == 30
+    assert 10 + 2 * 55 <= charged[-1] <= 10 + 2 * 60
+    share.settle(used(10, 60), finished=True)
+    assert desk.is_empty()
+
+
+def _charged(desk: Desk) -> int:
+    """Cost units charged for what acme has in flight."""
+    (share,) = desk.admission._turns._queue.tenant("acme")
+    return (share.charged_ticks - share.settled_ticks) // UNIT
 
 
 async def test_idle_time_earns_no_credit_and_owes_none() -> None:
