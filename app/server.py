@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import importlib
 import logging
 import multiprocessing
@@ -76,6 +77,9 @@ async def serve(settings: Settings) -> None:
         stack.push_async_callback(gateway.store.close)
         stack.push_async_callback(engine.close)
         await gateway.open(engine)
+        # What the start has made lives as long as the process: no collection need look at it again.
+        gc.collect()
+        gc.freeze()
         await gateway.until_stopped(engine)
 
 

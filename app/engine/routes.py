@@ -21,6 +21,7 @@ from vllm.exceptions import VLLMClientError
 
 from ..core.record import current_record
 from .gate import priority_of
+from .light import lighten
 from .refusals import RefusedEarly, RefusedLate, clients_mistake, forbidden_model
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ async def mount(app: Any, gate: EngineGate, args: Namespace, tasks: tuple[str, .
     GenerateBaseServing._get_priority = staticmethod(lambda request, raw_request: priority_of(request))
     logging.getLogger(_MESSAGES_LOGGER).addFilter(_is_our_fault)
     await app_state.init_app_state(gate, app.state, args, tasks)
+    lighten()
 
 
 @contextmanager
