@@ -406,6 +406,26 @@ async def test_reservations_become_what_was_used(tmp_path: Path) -> None:
         assert await left(stack) == before - 7, "a client that left pays for what was computed"
 
 
+@pytest.mark.xfail(strict=True, reason="vLLM fills in the whole context, and that is above the tenant's cap")
+async def test_chat_without_a_bound_is_held_to_the_tenants_own(tmp_path: Path) -> None:
+    """Most clients send no ``max_tokens``: a cap on the output is then their bound, not a 400 for ever."""
+    async with limited(tmp_path, {"t": {"limits": {"max_output_tokens": 100}}}) as stack:
+        body = chat()
+        del body["max_tokens"]
+        answer = await stack.fetch("POST", CHAT, T, json=body)
+        assert answer.status == 200
+        assert stack.core.last.sampling_params.max_tokens == 100
+
+
+@pytest.mark.xfail(strict=True, reason="the headers were set when it was reserved, and stay")
+async def test_refusal_after_a_wait_shows_what_is_left_without_it(tmp_path: Path) -> None:
+    """It was not charged in the end (B35, B48)."""
+    async with limited(tmp_path, {"t": {"limits": ROOMY}}) as stack, AsyncExitStack() as held:
+        answer = await by_queue_timeout(stack, held)
+        assert answer.status == 429
+        assert answer.headers["x-ratelimit-remaining-requests"] == "49"
+
+
 async def test_list_of_prompts_is_one_request_with_one_turn(tmp_path: Path) -> None:
     """Charged once, admitted together, its slots given back with the last."""
     limits = {"requests_per_minute": 2, "max_concurrency": 8}
