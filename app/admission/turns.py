@@ -16,10 +16,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from . import refusals
+from .bounds import Bounds
 from .costs import OUTPUT_COST, cost, ticks_of
 from .fairness import FairQueue
 from .forecast import FirstToken, KvForecast, Lengths
-from .ledger import Ledger, Snapshot
+from .ledger import Snapshot
 from .slot import Slot, Waiter
 from .tickets import weight_milli
 from .virtual_time import UNIT
@@ -56,7 +57,6 @@ class Turns:
         clock: Callable[[], float],
         on_release: Callable[[Slot], None],
     ) -> None:
-        self._policy = policy
         self._clock = clock
         self._on_release = on_release
         # All mutable state
@@ -65,12 +65,12 @@ class Turns:
         self._caches = [KvForecast(facts.kv_tokens) for _ in range(facts.ranks)]
         self._lengths = Lengths()
         self._first_token = FirstToken(ranks=facts.ranks)
-        self._ledger = Ledger()
+        self._bounds = Bounds(policy)
         self._slots: set[Slot] = set()
         self._waiting: set[Waiter] = set()
-        self._tenants: Mapping[str, Tenant] = {}
         self._closed: Callable[[], Rejected] | None = None
         self._overruns_s = 0.0
+        self._ledger, self._keys = self._bounds.ledger, self._bounds.keys
 
     def __repr__(self) -> str:
         return f"{self._windows.in_flight} running, {len(self._queue)} waiting, {len(self._ledger)} tenants"
@@ -85,11 +85,8 @@ class Turns:
         """
         if self._closed is not None:
             raise self._closed()
-        queued = self._ledger.of(tenant.id).queued
-        if queued < self._most_queued(tenant):
-            return
-        if queued or self._is_at_concurrency(tenant) or self._windows.best() is None:
-            raise self._queue_full(tenant, queued)
+        is_blocked = self._queue.is_blocked(tenant.id)
+        self._bounds.check(tenant, engine_full=self._windows.best() is None, is_blocked=is_blocked)
 
     def enter(self, waiter: Waiter) -> None:
         """Stand in line. The turn may come at once.
@@ -99,16 +96,22 @@ class Turns:
         """
         tenant = waiter.tenant
         self.check(tenant)
+        self._bounds.check_key(waiter, engine_full=self._windows.best() is None)
         ahead = self._ahead(tenant, waiter.priority_class)
         waiter.predicted_s = self._first_token.predict_s(ahead, waiter.demand.prompt_tokens)
         # With nothing ahead it is within its share: never refused for what others have queued.
         if waiter.deadline_s is not None and ahead and (waiter.predicted_s or 0.0) > waiter.deadline_s:
             raise refusals.overloaded(waiter.deadline_s, waiter.predicted_s or 0.0)
+        self._line_up(waiter)
+        if not self._keys.may_pass(waiter):
+            self._keys.park(waiter)
+            return
         self._push(waiter)
         self._dispatch()
         queued = self._ledger.of(tenant.id).queued
-        if queued > self._most_queued(tenant) and waiter in self._waiting:
-            refusal = self._queue_full(tenant, queued - 1)
+        if queued > self._bounds.most_queued(tenant) and waiter in self._waiting:
+            is_blocked = self._queue.is_blocked(tenant.id)
+            refusal = self._bounds.queue_full(tenant, queued - 1, is_blocked=is_blocked)
             self.leave(waiter)
             raise refusal
 
@@ -120,6 +123,7 @@ class Turns:
         """
         if self._closed is not None:
             raise self._closed()
+        self._line_up(waiter)
         self._queue.overtake(self._push(waiter))
         self._grant(waiter, self._windows.least())
         return waiter.turn.result()
@@ -134,12 +138,12 @@ class Turns:
 
     def expire(self, waiter: Waiter, deadline_s: float) -> None:
         """Its time is over: for its own limit 429, for the engine's load 503."""
-        wait_s = self._ledger.next_release_s(waiter.tenant.id)
-        if self._queue.is_blocked(waiter.tenant.id):
-            limit = self._current(waiter.tenant).limits.max_concurrency
-            self._refuse(waiter, refusals.waited_for_own_limit(deadline_s, limit, wait_s=wait_s))
-        else:
-            self._refuse(waiter, refusals.overloaded(deadline_s, deadline_s + wait_s))
+        is_blocked = self._queue.is_blocked(waiter.tenant.id)
+        refusal = self._bounds.waited_for_own(waiter, deadline_s, is_blocked=is_blocked)
+        if refusal is None:
+            expected_s = deadline_s + self._ledger.next_release_s(waiter.tenant.id)
+            refusal = refusals.overloaded(deadline_s, expected_s)
+        self._refuse(waiter, refusal)
 
     def expected_tokens(self, tenant_id: str, priority_class: PriorityClass, max_new_tokens: int) -> int:
         """Output that one sequence will probably have."""
@@ -161,7 +165,7 @@ class Turns:
         """The tenants are these from now on."""
         for waiter in [waiter for waiter in self._waiting if waiter.tenant.id not in tenants]:
             self._refuse(waiter, refusals.removed())
-        self._tenants = tenants
+        self._bounds.tenants = tenants
         for tenant in tenants.values():
             self._queue.set_weight(tenant.id, weight_milli(tenant.weight))
             self._block_or_not(tenant)
@@ -190,16 +194,18 @@ class Turns:
 
     def position(self, waiter: Waiter) -> int:
         """About how many requests go before this one; 0 once it is its turn."""
-        return self._queue.position(waiter.ticket) if waiter.ticket and waiter in self._waiting else 0
+        if waiter.ticket is None or waiter not in self._waiting:
+            return self._keys.queued(waiter) if self._keys.is_parked(waiter) else 0
+        return self._queue.position(waiter.ticket)
 
     def queue_depths(self) -> tuple[int, ...]:
         """Requests that wait, by rank: its part of ours, and the engine's own list."""
-        return self._windows.depths(len(self._queue))
+        return self._windows.depths(len(self._waiting))
 
     def snapshot(self, *, settling: int) -> Snapshot:
         """The whole as it stands, frozen."""
         reserved = sum(slot.waiter.reservation is not None for slot in self._slots)
-        return Snapshot(self._ledger.running(), len(self._queue), reserved, settling)
+        return Snapshot(self._ledger.running(), len(self._waiting), reserved, settling)
 
     def check_integrity(self) -> None:
         """Compare every sum with what it is the sum of.
@@ -212,7 +218,7 @@ class Turns:
         for name, have, want in (
             ("sequences running by tenant", sum(self._ledger.running().values()), taken),
             ("sequences in the windows", self._windows.in_flight, taken),
-            ("requests in the queue", len(self._queue), len(self._waiting)),
+            ("requests in the queue or parked", len(self._queue) + len(self._keys), len(self._waiting)),
             ("requests in the caches", sum(len(cache) for cache in self._caches), len(self._slots)),
         ):
             if have != want:
@@ -221,16 +227,25 @@ class Turns:
     # -- private -------------------------------------------------------------------------------
 
     def _push(self, waiter: Waiter) -> Ticket[Waiter]:
-        tenant, demand = self._current(waiter.tenant), waiter.demand
+        tenant, demand = self._bounds.current(waiter.tenant), waiter.demand
         units = cost(demand.prompt_tokens, demand.sequences * waiter.expected_tokens)
         ticket = self._queue.push(
             tenant.id, waiter.priority_class, weight_milli(tenant.weight), waiter, max(1, units * UNIT)
         )
         waiter.ticket = ticket
-        self._waiting.add(waiter)
-        self._ledger.add(tenant.id, queued=1)
+        self._keys.passed(waiter)
         self._block_or_not(tenant)
         return ticket
+
+    def _line_up(self, waiter: Waiter) -> None:
+        """It waits from here on, in its key's line or in its tenant's."""
+        self._waiting.add(waiter)
+        self._ledger.add(waiter.tenant.id, queued=1)
+
+    def _let_through(self, waiter: Waiter, *, ran: bool) -> None:
+        """One of a key's has gone; the key's next ones join their tenant's line."""
+        for freed in self._keys.ended(waiter, ran=ran):
+            self._push(freed)
 
     def _dispatch(self) -> None:
         """Move every waiter that can go."""
@@ -240,7 +255,7 @@ class Turns:
             if ticket.item.turn.cancelled():  # its task has been told, and has not run since
                 self._forget(ticket.item)
                 continue
-            if not self._fits_concurrency(ticket.item):
+            if not self._bounds.fits_concurrency(ticket.item):
                 self._queue.block(ticket.tenant_id)  # until one of its ends, or it leaves
                 continue
             rank = self._rank_for(ticket.item)
@@ -250,10 +265,13 @@ class Turns:
             self._grant(ticket.item, rank)
 
     def _forget(self, waiter: Waiter) -> None:
-        assert waiter.ticket is not None, "whoever waits has a ticket"
         self._waiting.discard(waiter)
-        self._queue.remove(waiter.ticket)
         self._ledger.add(waiter.tenant.id, queued=-1)
+        if waiter.ticket is None:
+            self._keys.unpark(waiter)
+            return
+        self._queue.remove(waiter.ticket)
+        self._let_through(waiter, ran=False)
         self._block_or_not(waiter.tenant)
 
     def _rank_for(self, waiter: Waiter) -> int | None:
@@ -274,6 +292,7 @@ class Turns:
         self._windows.take(rank, demand.sequences)
         self._waiting.discard(waiter)
         self._ledger.add(waiter.tenant.id, queued=-1, running=demand.sequences)
+        self._keys.started(waiter)
         self._block_or_not(waiter.tenant)
         slot = Slot(waiter, rank, growth, started_s=self._clock(), on_release=self._release)
         self._slots.add(slot)
@@ -291,6 +310,7 @@ class Turns:
         self._queue.settle(waiter.ticket, ticks_of(slot.used))
         self._learn(slot)
         self._on_release(slot)
+        self._let_through(waiter, ran=True)
         self._block_or_not(waiter.tenant)
         self._dispatch()
 
@@ -303,33 +323,8 @@ class Turns:
         """Cost units that go before a request which the tenant would push now."""
         return self._queue.work_ahead(tenant.id, priority_class, weight_milli(tenant.weight)) // UNIT
 
-    def _current(self, tenant: Tenant) -> Tenant:
-        """The tenant as configured now: a request keeps the one it came with, a reload holds at once."""
-        return self._tenants.get(tenant.id, tenant)
-
-    def _most_queued(self, tenant: Tenant) -> int:
-        own = self._current(tenant).limits.max_queued
-        return self._policy.max_queued if own is None else own
-
-    def _queue_full(self, tenant: Tenant, queued: int) -> Rejected:
-        limit, most = self._current(tenant).limits.max_concurrency, self._most_queued(tenant)
-        wait_s = self._ledger.next_release_s(tenant.id)
-        if most == 0 and limit is not None and self._queue.is_blocked(tenant.id):
-            return refusals.at_concurrency(limit, wait_s=wait_s)
-        return refusals.queue_full(queued, most, wait_s=wait_s)
-
-    def _is_at_concurrency(self, tenant: Tenant) -> bool:
-        limit = self._current(tenant).limits.max_concurrency
-        return limit is not None and self._ledger.of(tenant.id).running >= limit
-
-    def _fits_concurrency(self, waiter: Waiter) -> bool:
-        """Whether all its sequences may run beside its tenant's others. One that is wider may run alone."""
-        limit = self._current(waiter.tenant).limits.max_concurrency
-        running = self._ledger.of(waiter.tenant.id).running
-        return limit is None or not running or running + waiter.demand.sequences <= limit
-
     def _block_or_not(self, tenant: Tenant) -> None:
-        if self._is_at_concurrency(tenant):
+        if self._bounds.is_at_concurrency(tenant):
             self._queue.block(tenant.id)
         else:
             self._queue.unblock(tenant.id)

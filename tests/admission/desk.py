@@ -36,10 +36,12 @@ def tenant(
     return Tenant(id, weight=weight, ttft_deadline_s=deadline_s, limits=Limits(**limits))
 
 
-def record_of(asking: Tenant, *, deadline_s: float | None = None, **key_limits: Any) -> Record:
+def record_of(
+    asking: Tenant, key: str = "k", *, deadline_s: float | None = None, **key_limits: Any
+) -> Record:
     """A request of a tenant's, opened."""
-    key = Key(f"k-{asking.id}", limits=Limits(**key_limits) if key_limits else None)
-    record = Record("r", "POST", "/v1/chat/completions", 0.0, Principal(key, asking))
+    credential = Key(f"{key}-{asking.id}", limits=Limits(**key_limits) if key_limits else None)
+    record = Record("r", "POST", "/v1/chat/completions", 0.0, Principal(credential, asking))
     record.deadline_s = deadline_s
     return record
 

@@ -274,20 +274,41 @@ async def test_wait_behind_a_wide_request_of_ones_own_is_for_ones_own_limit() ->
     assert desk.is_empty()
 
 
-@pytest.mark.xfail(strict=True, reason="a key's own concurrency and queue are read and not kept")
 @pytest.mark.parametrize("bound", ["max_concurrency", "max_queued"])
 async def test_bounds_of_the_key_bind_beside_the_tenants(bound: str) -> None:
     """Sequences at once and queued requests of one key (issue 3)."""
+    bounds: dict[str, Any] = {bound: 1}
     desk = Desk(tenant(max_concurrency=1) if bound == "max_queued" else tenant())
     acme = desk.tenants["acme"]
-    held = await desk.admitted(record=record_of(acme, **{bound: 1}))
-    tasks = [desk.ask(record=record_of(acme, **{bound: 1})) for _ in range(2)]
+    held = await desk.admitted(record=record_of(acme, **bounds))
+    tasks = [desk.ask(record=record_of(acme, **bounds)) for _ in range(2)]
     await settle()
     try:
         assert desk.admission.snapshot().running == {"acme": 1}
         assert desk.admission.snapshot().queued <= (1 if bound == "max_queued" else 2)
     finally:
         await _end(desk, [held, *tasks])
+
+
+async def test_key_at_its_bound_does_not_hold_up_its_tenants_other_keys() -> None:
+    """It waits in its own line, leaves it at once, and moves on when one of its own ends."""
+    desk = Desk(tenant())
+    acme = desk.tenants["acme"]
+    held = await desk.admitted(record=record_of(acme, max_concurrency=1))
+    leaving, waiting = (desk.ask(record=record_of(acme, max_concurrency=1)) for _ in range(2))
+    await settle()
+    assert desk.admission.snapshot().queued == 2
+    other = await desk.admitted(record=record_of(acme, "other"))
+    leaving.cancel()
+    await settle()
+    assert desk.admission.snapshot().queued == 1
+    held.settle(used(), finished=True)
+    await settle()
+    share = await waiting
+    desk.admission.check_integrity()
+    for one in (share, other):
+        one.settle(used(), finished=True)
+    assert desk.is_empty()
 
 
 async def test_limits_of_the_key_bind_beside_the_tenants() -> None:
