@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-import httpx
 import pytest
 
 from tests.support.gateway import MODEL, chat, eventually, is_idle, value_in
@@ -68,13 +67,13 @@ def _idle(gateway: Gateway) -> None:
 def test_engine_stops_when_the_client_of_a_whole_answer_leaves(gateway: Gateway, path: str) -> None:
     """Idle within a second; one cancelled request, charged for exactly what was computed."""
     counts = Counts(gateway)
-    with gateway.http(gateway.keys["umbrella"], timeout=0.5) as client, pytest.raises(httpx.ReadTimeout):
-        client.post(path, json=BODIES[path])
+    with gateway.post_blind(gateway.keys["umbrella"], path, BODIES[path]):
+        eventually(lambda: counts.since("vllm:generation_tokens_total") > 50, 10)
     eventually(lambda: is_idle(gateway.metrics()), 1)
     eventually(lambda: counts.endings("umbrella"), 1)
     assert counts.endings("umbrella") == {"cancelled": 1}
     computed = counts.since("vllm:generation_tokens_total")
-    assert 0 < computed < LONG, "it ran, and was stopped"
+    assert computed < LONG, "it was stopped"
     assert counts.since("fairgate_tokens_total", tenant="umbrella", kind="completion") == computed
     prompt_tokens = counts.since("vllm:prompt_tokens_total")
     assert counts.since("fairgate_tokens_total", tenant="umbrella", kind="prompt") == prompt_tokens > 0
