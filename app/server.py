@@ -56,6 +56,8 @@ log = logging.getLogger(__name__)
 
 _WATCH_S = 0.25
 """Seconds between looks at whether the engine lives."""
+_LOOK_S = 1.0
+"""Seconds between looks at which clients have stopped reading."""
 _TELL_S = 5.0
 """Seconds that running requests get to tell their clients that the engine is gone."""
 
@@ -77,6 +79,7 @@ async def serve(settings: Settings) -> None:
         stack.push_async_callback(gateway.store.close)
         stack.push_async_callback(engine.close)
         await gateway.open(engine)
+        stack.enter_context(gateway.cutting_stalled())
         # What the start has made lives as long as the process: no collection need look at it again.
         gc.collect()
         gc.freeze()
@@ -197,6 +200,21 @@ class Gateway:
         self.metrics.engine_is_up(True)
         log.info("ready", extra={"listening": f"{server.host}:{server.port}", **asdict(engine.facts)})
 
+    @contextlib.contextmanager
+    def cutting_stalled(self) -> Iterator[None]:
+        """Inside, also while it drains, clients that do not read are cut off."""
+
+        async def cut() -> None:
+            while True:
+                await asyncio.sleep(_LOOK_S)
+                self._gate.cut_stalled(self._settings.server.client_stall_s)
+
+        task = asyncio.create_task(cut(), name="stalled")
+        try:
+            yield
+        finally:
+            task.cancel()
+
     async def until_stopped(self, engine: LoadedEngine) -> None:
         """Serve until a signal, then drain.
 
@@ -206,7 +224,6 @@ class Gateway:
         while not self._stop.is_set() and engine.death is None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), _WATCH_S)
-            self._gate.cut_stalled(self._settings.server.client_stall_s)
         if engine.death is not None:
             self.health.down(engine.death)
             self.metrics.engine_is_up(False)

@@ -120,6 +120,7 @@ class Admission:
             slot = await self._turn(waiter)
         except BaseException:
             self._accounts.settle(waiter.reservation, Charge())
+            self._accounts.show(record)  # as it stands without this request
             raise
         self._admitted.add(record)
         return slot
@@ -170,6 +171,10 @@ class Admission:
     def queue_depths(self) -> tuple[int, ...]:
         """Requests that wait, by rank: its part of ours, and the engine's own list."""
         return self._turns.queue_depths()
+
+    def running(self, tenant_id: str) -> int:
+        """Sequences of the tenant's in the engine."""
+        return self._turns.running(tenant_id)
 
     def snapshot(self) -> Snapshot:
         """The whole as it stands, frozen."""

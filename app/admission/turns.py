@@ -202,6 +202,10 @@ class Turns:
         """Requests that wait, by rank: its part of ours, and the engine's own list."""
         return self._windows.depths(len(self._waiting))
 
+    def running(self, tenant_id: str) -> int:
+        """Sequences of the tenant's in the engine."""
+        return self._ledger.of(tenant_id).running
+
     def snapshot(self, *, settling: int) -> Snapshot:
         """The whole as it stands, frozen."""
         reserved = sum(slot.waiter.reservation is not None for slot in self._slots)

@@ -20,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from vllm.renderers.inputs.preprocess import extract_prompt_len
@@ -148,6 +149,10 @@ class EngineGate:
             _strip(sampling_params)
             # 2. How much, and whose turn
             demand = self._demand(prompt, sampling_params.max_tokens, sampling_params.n)
+            if demand.max_new_tokens >= self._room_after(demand.prompt_tokens):
+                # vLLM's handlers fill in the whole context where a client names no bound: the tenant's it is
+                demand = _capped(demand, record)
+            sampling_params.max_tokens = demand.max_new_tokens
             run = await self._admitted(record, demand, flex=priority == FLEX)
             # 3. The engine's tokens, counted as they pass
             is_delta = sampling_params.output_kind is RequestOutputKind.DELTA
@@ -250,11 +255,14 @@ class EngineGate:
         return prompt
 
     def _demand(self, prompt: Any, max_new_tokens: int | None, sequences: int) -> Demand:
-        config = self._engine.model_config
-        prompt_tokens = int(extract_prompt_len(config, prompt))
+        prompt_tokens = int(extract_prompt_len(self._engine.model_config, prompt))
         if max_new_tokens is None:
-            max_new_tokens = max(1, config.max_model_len - prompt_tokens)
+            max_new_tokens = self._room_after(prompt_tokens)
         return Demand(prompt_tokens, max_new_tokens, sequences)
+
+    def _room_after(self, prompt_tokens: int) -> int:
+        """Tokens that the model's context leaves for an answer; at least 1."""
+        return max(1, int(self._engine.model_config.max_model_len) - prompt_tokens)
 
     @contextmanager
     def _answering(self, record: Record) -> Iterator[None]:
@@ -273,6 +281,14 @@ class EngineGate:
                 record.fail(error)
                 raise
             raise RefusedLate(record.reject(mapped)) from error
+
+
+def _capped(demand: Demand, record: Record) -> Demand:
+    """The demand of a client that named no bound on the answer: the tenant's or key's, if there is one."""
+    assert record.principal is not None, "auth stands before the gate"
+    limits = (record.principal.key.limits, None if record.tenant is None else record.tenant.limits)
+    caps = [one.max_output_tokens for one in limits if one is not None and one.max_output_tokens is not None]
+    return replace(demand, max_new_tokens=min([demand.max_new_tokens, *caps]))
 
 
 def priority_of(request: Any) -> int:

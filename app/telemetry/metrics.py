@@ -16,7 +16,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from ..core.errors import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from prometheus_client import CollectorRegistry
 
@@ -29,22 +29,14 @@ OTHER_TENANT = "other"
 KINDS = ("prompt", "cached", "completion")
 
 
-class Seen(Protocol):
-    """Admission as it stands."""
-
-    @property
-    def running(self) -> Mapping[str, int]:
-        """Sequences in the engine by tenant."""
-
-
 class Watched(Protocol):
     """What is asked of admission at each scrape."""
 
     def queue_depths(self) -> tuple[int, ...]:
         """Requests that wait, by rank."""
 
-    def snapshot(self) -> Seen:
-        """The whole."""
+    def running(self, tenant_id: str) -> int:
+        """Sequences of the tenant's in the engine."""
 
 
 class Metrics:
@@ -141,7 +133,7 @@ class Metrics:
         self._watched = admission
 
     def _watch_tenant(self, tenant: str, admission: Watched) -> None:
-        self._in_flight.labels(tenant).set_function(lambda: admission.snapshot().running.get(tenant, 0))
+        self._in_flight.labels(tenant).set_function(partial(_running, admission, tenant))
 
     def scrape(self) -> tuple[bytes, str]:
         """The page and its content type."""
@@ -155,3 +147,7 @@ class Metrics:
 
 def _depth(admission: Watched, rank: int) -> float:
     return admission.queue_depths()[rank]
+
+
+def _running(admission: Watched, tenant: str) -> float:
+    return admission.running(tenant)

@@ -12,7 +12,7 @@ from unittest import mock
 
 import yaml
 
-from app import server
+from app import parts, server
 from app.tenants import digest_of
 
 from .asgi import settle
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class FakeTime:
-    """The parts of the module ``time`` that the server asks."""
+    """What the server and its parts ask of the module ``time``."""
 
     def __init__(self, clock: FakeClock) -> None:
         self.monotonic = clock
@@ -87,7 +87,8 @@ async def limited(
     settings = settings_in(directory, **variables)
     settings.auth.tenants_file.write_text(tenants_file(**tenants))
     clock = FakeClock()
-    with mock.patch.object(server, "time", FakeTime(clock)):
+    time = FakeTime(clock)
+    with mock.patch.object(server, "time", time), mock.patch.object(parts, "time", time):
         stack = LimitedStack(settings)
         stack.clock = clock
         await stack.load()
