@@ -40,10 +40,10 @@ async def settle() -> None:
 
 
 async def eventually(reached: Callable[[], bool]) -> None:
-    """Return when this holds: for what the loop's selector brings, as signals."""
+    """Return when this holds: for what the loop's selector and other threads bring, as signals."""
     async with asyncio.timeout(PATIENCE_S):
         while not reached():  # noqa: ASYNC110  (there is no event to wait for)
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)  # not 0: a loop that never rests can keep the GIL from a thread
 
 
 class Exchange:
