@@ -31,6 +31,7 @@ ORDER = (
     "test_prefix_cache",
     "test_hostile_inputs",
     "test_disconnects",
+    "test_admission",
     "test_drain",
     # `pooling`: vectors
     "test_pooling",
