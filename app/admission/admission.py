@@ -16,6 +16,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
+from ..core.errors import Rejected
 from ..core.record import PriorityClass
 from . import refusals
 from .accounts import Accounts
@@ -27,7 +28,6 @@ from .turns import Turns
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ..core.errors import Rejected
     from ..core.facts import EngineFacts, EngineSignals
     from ..core.record import Demand, Key, Limits, Record, Tenant
     from .ledger import Snapshot
@@ -112,37 +112,34 @@ class Admission:
         output_tokens = demand.sequences * waiter.expected_tokens
         charge = Charge(waiter.requests, demand.prompt_tokens, output_tokens)
         waiter.reservation = await self._accounts.reserve(record, charge)
-        # 3. Whose turn is it?
+        # 3. Whose turn is it? Whatever ends the wait, nothing of the waiter stays.
         try:
             if record in self._admitted:
                 return self._turns.extend(waiter)
             self._turns.enter(waiter)
-            slot = await self._turn(waiter)
-        except BaseException:
-            self._accounts.settle(waiter.reservation, Charge())
-            self._accounts.show(record)  # as it stands without this request
-            raise
-        self._admitted.add(record)
-        return slot
-
-    async def _turn(self, waiter: Waiter) -> Slot:
-        """The wait. Whatever ends it, nothing of the waiter stays in the queue."""
-        if not waiter.turn.done():
-            self._start_timer(waiter)
-            if self._policy.fixes_status:
-                waiter.record.decide(self._clock())
-        if waiter.record.tells_queue:
-            waiter.record.headers[b"x-fairgate-position"] = b"%d" % self._turns.position(waiter)
-        try:
+            self._begin_wait(waiter)
             slot = await waiter.turn
-            if waiter.record.tells_queue:
-                waiter.record.headers[b"x-fairgate-wait"] = b"%.3f" % (self._clock() - waiter.arrived_s)
-            return slot
-        except BaseException:
+        except BaseException as ended:
             self._turns.leave(waiter)
+            self._accounts.settle(waiter.reservation, Charge())
+            if isinstance(ended, Rejected):
+                self._accounts.show(record)  # as it stands without this request
             raise
         finally:
             waiter.stop_timer()
+        if record.tells_queue:
+            record.headers[b"x-fairgate-wait"] = b"%.3f" % (self._clock() - waiter.arrived_s)
+        self._admitted.add(record)
+        return slot
+
+    def _begin_wait(self, waiter: Waiter) -> None:
+        record = waiter.record
+        if not waiter.turn.done():
+            self._start_timer(waiter)
+            if self._policy.fixes_status:
+                record.decide(self._clock())
+        if record.tells_queue:
+            record.headers[b"x-fairgate-position"] = b"%d" % self._turns.position(waiter)
 
     def on_signals(self, signals: EngineSignals) -> None:
         """One engine step has ended."""

@@ -151,8 +151,11 @@ class MemoryStore:
         now, lines = self._now(), self._lines(accounts)
         costs = [line.cost(charge) for line in lines]
         levels = self._buckets.levels(lines, now)
-        if shortage := find_shortage(lines, costs, levels, now):
-            return shortage
+        for line, cost, level in zip(lines, costs, levels, strict=True):
+            if cost and level + cost > line.capacity:
+                shortage = find_shortage(lines, costs, levels, now)
+                assert shortage is not None, "a line is short"
+                return shortage
         for index, cost in enumerate(costs):
             if cost:
                 levels[index] += cost
@@ -187,10 +190,11 @@ class MemoryStore:
     def _now(self) -> Instant:
         return Instant(self._clock_us(), self._utc_us())
 
-    def _lines(self, accounts: Sequence[Account]) -> list[Line]:
+    def _lines(self, accounts: Sequence[Account]) -> Sequence[Line]:
         if self._replicas > 1:
             accounts = [_part(account, self._replicas) for account in accounts]
-        return lines_of(accounts)
+        # Mostly there is one account, whose lines all its reservations can share
+        return accounts[0].lines if len(accounts) == 1 else lines_of(accounts)
 
 
 @lru_cache(maxsize=10_000)
