@@ -49,6 +49,7 @@ async def test_tenant_sees_its_limits_use_and_place(tmp_path: Path) -> None:
         idle = await usage(stack)
         assert idle["requests_per_minute"] == {"limit": 10, "remaining": 10, "reset_s": 0}
         assert (idle["running"], idle["queued"], idle["position"]) == (0, 0, None)
+        assert idle["limits"] == {**LIMITS, "burst_s": 60}
         await busy(stack, held)
         told = await usage(stack)
         assert told["tenant"] == "acme"
@@ -83,6 +84,7 @@ async def test_tenant_sees_nothing_of_others(tmp_path: Path) -> None:
             "queued": 0,
             "position": None,
             "estimated_wait_s": None,
+            "limits": {"burst_s": 60},
             "requests_per_minute": None,
             "tokens_per_minute": None,
         }

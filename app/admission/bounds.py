@@ -7,6 +7,7 @@ it came with, but a reload holds at once.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from . import refusals
@@ -17,9 +18,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ..core.errors import Rejected
-    from ..core.record import Tenant
+    from ..core.record import Limits, Tenant
     from .policy import Policy
     from .slot import Waiter
+
+
+def bounds_of(limits: Limits) -> dict[str, int]:
+    """The limits that are set, by their names in the tenants file."""
+    return {name: value for name, value in asdict(limits).items() if value is not None}
 
 
 class Bounds:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from . import refusals
-from .bounds import Bounds
+from .bounds import Bounds, bounds_of
 from .costs import OUTPUT_COST, cost, ticks_of
 from .fairness import FairQueue
 from .forecast import FirstToken, KvForecast, Lengths
@@ -190,6 +190,7 @@ class Turns:
             "queued": activity.queued,
             "position": None if first is None else self._queue.position(first),
             "estimated_wait_s": self._first_token.predict_s(ahead, 0),
+            "limits": bounds_of(tenant.limits),
         }
 
     def position(self, waiter: Waiter) -> int:

@@ -37,6 +37,7 @@ ORDER = (
     "test_pooling",
     "test_gateway_killed",
     # engines of their own
+    "test_replicas",
     "test_engine_killed",
     "test_failed_starts",
 )
