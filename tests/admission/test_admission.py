@@ -1184,6 +1184,7 @@ async def test_usage_tells_a_tenant_of_itself() -> None:
         "queued": 2,
         "position": 0,
         "estimated_wait_s": None,
+        "limits": {"requests_per_minute": 10, "max_concurrency": 1, "burst_s": 60},
         "requests_per_minute": {"limit": 10, "remaining": 7, "reset_s": 18},
         "tokens_per_minute": None,
     }
