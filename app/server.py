@@ -71,12 +71,12 @@ async def serve(settings: Settings) -> None:
     """
     gateway = Gateway(settings)
     async with AsyncExitStack() as stack:
+        stack.push_async_callback(gateway.close_store)  # last: also the requests that are cut off settle
         stack.enter_context(gateway.signals())
         await stack.enter_async_context(gateway.listening())
         engine = await gateway.load()
         if engine is None:
             return
-        stack.push_async_callback(gateway.store.close)
         stack.push_async_callback(engine.close)
         await gateway.open(engine)
         stack.enter_context(gateway.cutting_stalled())
@@ -128,6 +128,7 @@ class Gateway:
             (self._hurry if self._stop.is_set() else self._stop).set()
 
         def reload() -> None:
+            # Kept: the loop alone does not hold a task
             self._reloading = loop.create_task(self.tenants.reload())
 
         handlers = {signal.SIGTERM: stop, signal.SIGINT: stop, signal.SIGHUP: reload}
@@ -235,8 +236,12 @@ class Gateway:
         log.info("draining", extra={"in_flight": self.edge.in_flight})
         if not await self._idle(self._settings.server.drain_timeout_s):
             log.warning("cut off", extra={"in_flight": self.edge.in_flight})
-        assert self.admission is not None, "the engine has loaded"
-        await self.admission.settled()
+
+    async def close_store(self) -> None:
+        """Tell the store of everything that has ended, and give it back."""
+        if self.admission is not None:
+            await self.admission.settled()
+        await self.store.close()
 
     def _close_admission(self) -> None:
         """Nobody waits for a turn any more: who queues is told at once, and may go elsewhere."""

@@ -17,10 +17,7 @@ What always holds:
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from vllm.renderers.inputs.preprocess import extract_prompt_len
@@ -31,18 +28,13 @@ from ..core.errors import Outcome, Rejected
 from ..core.record import Demand, Record, Tenant, Usage, current_record
 from .refusals import RefusedEarly, RefusedLate, clients_mistake, engine_down, forbidden_model
 from .run import Run, Runs, ShareSeam
+from .wishes import FLEX, capped, salted, strip
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator
 
 
-# Keys of sampling_params.extra_args (the body's kv_transfer_params and vllm_xargs) that are not a client's.
-_RESERVED_ARGS = ("fairgate", "kv_transfer_params", "ec_transfer_params", "session_id")
-
 _NO_BACKGROUND = "Nothing is generated in the background of a request."
-
-FLEX = 1
-"""`priority_of` a request that asks for the batch class."""
 
 
 class AdmissionSeam(Protocol):
@@ -135,7 +127,7 @@ class EngineGate:
         """As vLLM's, for the tenant of the open Record.
 
         The arguments named above and not passed on as they came are not a client's to set.
-        ``priority`` is what `priority_of` made of the request.
+        ``priority`` is what `wishes.priority_of` made of the request.
 
         Raises:
             RefusedLate: Refused; the Record says why.
@@ -145,13 +137,13 @@ class EngineGate:
         with self._answering(record):
             # 1. Who, and with what
             tenant = self._authorize(record, lora_request)
-            prompt = self._salted(prompt, tenant)
-            _strip(sampling_params)
+            prompt = salted(prompt, tenant, self._salt_secret)
+            strip(sampling_params)
             # 2. How much, and whose turn
             demand = self._demand(prompt, sampling_params.max_tokens, sampling_params.n)
             if demand.max_new_tokens >= self._room_after(demand.prompt_tokens):
                 # vLLM's handlers fill in the whole context where a client names no bound: the tenant's it is
-                demand = _capped(demand, record)
+                demand = capped(demand, record)
             sampling_params.max_tokens = demand.max_new_tokens
             run = await self._admitted(record, demand, flex=priority == FLEX)
             # 3. The engine's tokens, counted as they pass
@@ -202,7 +194,7 @@ class EngineGate:
         record = _open_record()
         with self._answering(record):
             tenant = self._authorize(record, lora_request)
-            prompt = self._salted(prompt, tenant)
+            prompt = salted(prompt, tenant, self._salt_secret)
             demand = self._demand(prompt, 0, 1)
             run = await self._admitted(record, demand)
             stream = self._engine.encode(
@@ -243,17 +235,6 @@ class EngineGate:
             raise forbidden_model(names[0])
         return tenant
 
-    def _salted(self, prompt: Any, tenant: Tenant) -> Any:
-        """The prompt under the tenant's own prefix-cache salt. A client's salt divides its tenant's space."""
-        client_salt = prompt.get("cache_salt") or ""
-        if tenant.shared_prefix_cache and not client_salt:
-            prompt.pop("cache_salt", None)
-            return prompt
-        space = "shared" if tenant.shared_prefix_cache else f"tenant {tenant.id}"
-        message = f"{space}\0{client_salt}".encode("utf-8", "surrogatepass")
-        prompt["cache_salt"] = hmac.new(self._salt_secret, message, hashlib.sha256).hexdigest()
-        return prompt
-
     def _demand(self, prompt: Any, max_new_tokens: int | None, sequences: int) -> Demand:
         prompt_tokens = int(extract_prompt_len(self._engine.model_config, prompt))
         if max_new_tokens is None:
@@ -283,22 +264,6 @@ class EngineGate:
             raise RefusedLate(record.reject(mapped)) from error
 
 
-def _capped(demand: Demand, record: Record) -> Demand:
-    """The demand of a client that named no bound on the answer: the tenant's or key's, if there is one."""
-    assert record.principal is not None, "auth stands before the gate"
-    limits = (record.principal.key.limits, None if record.tenant is None else record.tenant.limits)
-    caps = [one.max_output_tokens for one in limits if one is not None and one.max_output_tokens is not None]
-    return replace(demand, max_new_tokens=min([demand.max_new_tokens, *caps]))
-
-
-def priority_of(request: Any) -> int:
-    """What vLLM's handlers pass on as a request's priority: whether the client has lowered its own.
-
-    ``service_tier: "flex"`` is OpenAI's word for it. A number of the client's counts for nothing.
-    """
-    return FLEX if getattr(request, "service_tier", None) == "flex" else 0
-
-
 def _open_record() -> Record:
     record = current_record.get()
     if record is None or record.outcome is not None:
@@ -313,9 +278,3 @@ def _ours() -> Iterator[None]:
         yield
     except (ValueError, OverflowError) as fault:
         raise RuntimeError("admission has failed") from fault
-
-
-def _strip(params: Any) -> None:
-    """Take away what a client may not set for itself."""
-    if params.extra_args:
-        params.extra_args = {k: v for k, v in params.extra_args.items() if k not in _RESERVED_ARGS} or None

@@ -20,9 +20,9 @@ from vllm.entrypoints.serve.exception_handling.register import init_exception_ha
 from vllm.exceptions import VLLMClientError
 
 from ..core.record import current_record
-from .gate import priority_of
 from .light import lighten
 from .refusals import RefusedEarly, RefusedLate, clients_mistake, forbidden_model
+from .wishes import priority_of
 
 if TYPE_CHECKING:
     from argparse import Namespace
